@@ -1,0 +1,52 @@
+"""What a cost is, not how it is estimated: the seam between the solver and the cost models.
+
+Units: times in microseconds (``_us``), sizes in bytes.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from autoplan.cluster import Group
+from autoplan.sharding import CollectiveKind
+
+WorkKind = Literal["matmul", "attention", "memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one device does for one op in one direction.
+
+    ``memory`` is work bound by memory traffic (elementwise ops, norms, copies). Views are no work at all.
+    """
+
+    kind: WorkKind
+    flops: int
+    num_bytes: int
+    """Bytes read and written."""
+    dtype: str
+    launches: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective by one group.
+
+    ``num_bytes`` is the whole buffer: what an all-reduce reduces, what an all-gather yields, what a reduce-scatter
+    takes, what one rank hands to an all-to-all, a broadcast or a send.
+    """
+
+    kind: CollectiveKind
+    num_bytes: int
+    group: Group
+
+
+class CostModel(Protocol):
+    """Prices work and communication. Pure: same input, same number; finite and >= 0; zero only for nothing."""
+
+    def compute_us(self, work: Work) -> float:
+        """Time of the work on one device."""
+        ...
+
+    def collective_us(self, collective: Collective) -> float:
+        """Time of the collective, alone on its links; 0 for a group of one."""
+        ...
