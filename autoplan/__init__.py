@@ -1,0 +1,35 @@
+"""autoplan: plan how to train a PyTorch model in parallel, explain the plan, and run it.
+
+``search`` and ``compile`` (and ``clip_grad_norm_``) need torch and load on first use; the rest is plain Python.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from autoplan.errors import AutoplanError, InfeasibleError, InputError, PlanError, RuleError, TraceError
+from autoplan.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from autoplan.api import clip_grad_norm_, compile, search
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AutoplanError",
+    "InfeasibleError",
+    "InputError",
+    "Plan",
+    "PlanError",
+    "RuleError",
+    "TraceError",
+    "clip_grad_norm_",
+    "compile",
+    "search",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load the names that need torch when they are asked for."""
+    if name in ("clip_grad_norm_", "compile", "search"):
+        return getattr(import_module("autoplan.api"), name)
+    raise AttributeError(f"module 'autoplan' has no attribute {name!r}")

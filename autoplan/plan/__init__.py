@@ -1,0 +1,1 @@
+"""The answer of a search as data: its types, file form, checks and words."""

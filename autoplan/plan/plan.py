@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autoplan.cluster import Cluster, Mesh
-from autoplan.sharding import CollectiveKind, Placement, Strategy
+from autoplan.sharding import REPLICATE, CollectiveKind, Placement, Strategy
 
 SCHEMA_VERSION = 1
 
@@ -78,13 +78,15 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamPlacement:
-    """Where one parameter lives: its placement on the tensor axis, under its name in ``state_dict``.
+    """Where one parameter lives: its placement on the tensor axis and on the data axis, by name in ``state_dict``.
 
-    ``Replicate(partial_grad)`` means that its gradient is summed over tp once a step.
+    ``Replicate(partial_grad)`` on tp means that its gradient is summed over tp once a step. On dp it is ``Shard``
+    (FSDP2 keeps a part) or ``Replicate`` (whole on each rank, gradient all-reduced); see ``plan/data_axis.py``.
     """
 
     name: str
     tensor: Placement
+    data: Placement = REPLICATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,8 @@ class Plan:
     kind_names: tuple[str, ...]
     segment_kinds: tuple[int, ...]
     """The chain: class of each segment."""
+    segment_params: tuple[tuple[str, ...], ...]
+    """Names of the parameters that each segment reads, in the order of ``Segment.params``."""
     prelude: tuple[tuple[str, Strategy], ...]
     """Strategy on the batch axis of each prelude op; on the tensor axis the prelude is replicated."""
     inputs: tuple[tuple[str, Placement], ...]

@@ -1,0 +1,1 @@
+"""Plan -> Report rows, and their text, JSON and HTML."""

@@ -1,0 +1,250 @@
+"""The public calls, wired together: search a plan, compile a model by one.
+
+This layer alone knows trace, solver, cost models and runtime at once. It imports torch, so ``import autoplan`` loads
+it only when one of its names is used.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from autoplan.cluster import Cluster
+from autoplan.cost_models import ProfileCostModel, load_cluster
+from autoplan.errors import AutoplanError, InputError
+from autoplan.plan.plan import Plan, Recompute
+from autoplan.plan.verify import verify_plan, verify_plan_for
+from autoplan.runtime.clip import clip_grad_norm_
+from autoplan.runtime.deferred import DeferredModule
+from autoplan.runtime.mesh import start_process_group
+from autoplan.runtime.module import ParallelModule, TracedCall
+from autoplan.solver.request import OptimizerName, Request
+# SOLVE
+from autoplan.trace.capture import Traced, flatten_inputs, trace_model, unflatten_outputs
+from autoplan.trace.inputs import Inputs, as_call, find_batch_dims
+from autoplan.trace.segments import segment_graph
+from autoplan.trace.source import load_model
+
+__all__ = ["clip_grad_norm_", "compile", "search", "search_source"]
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+ExampleInputs = Inputs | Callable[[int], Inputs]
+SAMPLES_PER_DEVICE = 8
+"""Global batch of a search that is given none."""
+
+
+def search(
+    model: nn.Module,
+    example_inputs: ExampleInputs,
+    *,
+    cluster: str | tuple[Cluster, ProfileCostModel] = "local",
+    global_batch: int | None = None,
+    dtype: str | None = None,
+    optimizer: OptimizerName = "adamw",
+    pp: int | None = None,
+    dp: int | None = None,
+    tp: int | None = None,
+    microbatch: int | None = None,
+    recompute: Recompute | None = None,
+    time_limit_s: float = 60.0,
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """Search a plan for training ``model`` on ``cluster`` (``8xH100``, ``16x8xA100-80GB``, ``local``, a TOML file).
+
+    ``example_inputs`` is a dict or tuple as the model takes it, or a function from the batch size to one; only shapes
+    matter, and dim 0 counts samples. ``global_batch`` is the number of samples of a step (default: that of the
+    example). ``dtype`` is bf16, fp32 or fp64 (default: the model's). Degrees and ``microbatch`` (samples) pin a
+    choice. Raises InputError for what cannot be used, InfeasibleError when nothing fits.
+    """
+    inputs, dims, batch = _at_batch(example_inputs, global_batch)
+    kind = None if dtype is None else _dtype(dtype)
+    report = progress or log.info
+    report("tracing the model")
+    traced = trace_model(model, inputs, batch_dims=dims, dtype=kind)
+    found, cost = _resolve(cluster)
+    request = Request(
+        model=type(model).__name__, dtype=kind or _model_dtype(model), optimizer=optimizer, pp=pp, dp=dp, tp=tp,
+        microbatch=microbatch, recompute=recompute, time_limit_s=time_limit_s,
+        assumptions=(("global batch", str(batch)), *(("note", note) for note in traced.notes)),
+    )  # fmt: skip
+    return _solve(traced, found, cost, request, report)
+
+
+def search_source(
+    spec: str,
+    *,
+    cluster: str,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    optimizer: OptimizerName = "adamw",
+    pp: int | None = None,
+    dp: int | None = None,
+    tp: int | None = None,
+    microbatch: int | None = None,
+    recompute: Recompute | None = None,
+    time_limit_s: float = 60.0,
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """Search a plan for a model file (``model.py``, ``model.py:factory``) or a Hugging Face ``config.json``.
+
+    Like ``search``; ``seq_len`` sets the sequence length where the model file lets it be set, ``dtype`` defaults to
+    bf16 on GPUs and fp32 on CPUs, ``global_batch`` to 8 samples per device. No weights are allocated.
+    """
+    report = progress or log.info
+    found, cost = load_cluster(cluster)
+    batch = global_batch or SAMPLES_PER_DEVICE * found.num_devices
+    kind = _dtype(dtype or ("fp32" if found.device == "cpu" else "bf16"))
+    source = load_model(spec, seq_len=seq_len)
+    report(f"building and tracing {source.name}")
+    inputs = source.example_inputs(batch)
+    dims = find_batch_dims(source.example_inputs, batch)
+    traced = trace_model(source.build(), inputs, batch_dims=dims, dtype=kind)
+    default = "" if global_batch else f" (default: {SAMPLES_PER_DEVICE} per device)"
+    request = Request(
+        model=source.name, dtype=kind, optimizer=optimizer, pp=pp, dp=dp, tp=tp, microbatch=microbatch,
+        recompute=recompute, time_limit_s=time_limit_s,
+        assumptions=(
+            ("global batch", f"{batch}{default}"),
+            *(("sequence length", str(seq_len)) for _ in range(seq_len is not None)),
+            *(("note", note) for note in (*source.notes, *traced.notes)),
+        ),
+    )  # fmt: skip
+    return _solve(traced, found, ProfileCostModel(cluster=found, profile=cost), request, report)
+
+
+def compile(
+    model: nn.Module,
+    plan: Plan | str | Path | None = None,
+    *,
+    example_inputs: Inputs | None = None,
+    optimizer: OptimizerName = "adamw",
+    time_limit_s: float = 60.0,
+) -> nn.Module:
+    """Make ``model`` run by ``plan`` on the ranks of this run; the training loop stays as it is.
+
+    ``plan`` is a Plan, a plan file, or None to search one for the running ranks with ``example_inputs`` at the global
+    batch (without them: at the first call, and parameters are to be had only after it). Started by ``torchrun``, or
+    alone as one rank. Every rank passes the global batch. Returns a module whose parameters are DTensors; ``model``
+    itself is left as it was. Raises PlanError when the plan belongs to another model or number of ranks.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"autoplan.compile wants an nn.Module, found {type(model).__name__}")
+    start_process_group()
+    if plan is None and example_inputs is None:
+        return DeferredModule(lambda args, kwargs: compile(
+            model, example_inputs=_as_inputs(model, args, kwargs), optimizer=optimizer, time_limit_s=time_limit_s
+        ))  # fmt: skip
+    if plan is None:
+        assert example_inputs is not None
+        plan = _search_together(model, example_inputs, optimizer, time_limit_s)
+    elif not isinstance(plan, Plan):
+        plan = Plan.load(str(plan))
+    verify_plan(plan)
+    if example_inputs is not None:
+        dtype_traced = trace_model(model, example_inputs)
+        verify_plan_for(plan, dtype_traced.graph, world_size=dist.get_world_size())
+    return ParallelModule(model, plan, _trace_call)
+
+
+def _solve(
+    traced: Traced, cluster: Cluster, cost: ProfileCostModel, request: Request, progress: Callable[[str], None]
+) -> Plan:
+    progress(f"finding repeated blocks in {len(traced.graph.nodes)} ops")
+    segmented = segment_graph(traced.graph)
+    plan = solve(segmented, cluster, cost, request, profile_digest=cost.profile.digest, progress=progress)
+    verify_plan(plan)
+    return plan
+
+
+def _search_together(model: nn.Module, inputs: Inputs, optimizer: OptimizerName, time_limit_s: float) -> Plan:
+    """Search on rank 0 for all ranks, so that a time limit cannot give two ranks two plans."""
+    found: list[Plan | AutoplanError | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            found[0] = search(
+                model, inputs, cluster=_running_cluster(), optimizer=optimizer, time_limit_s=time_limit_s
+            )
+        except AutoplanError as error:
+            found[0] = error
+    dist.broadcast_object_list(found, src=0)
+    if isinstance(found[0], AutoplanError):
+        raise found[0]
+    assert isinstance(found[0], Plan)
+    return found[0]
+
+
+def _running_cluster() -> str:
+    """The cluster spec of the ranks that run now: ``NODESxRANKSxDEVICE``."""
+    world = dist.get_world_size()
+    if "nccl" not in dist.get_backend():
+        return f"{world}xcpu"
+    per_node = min(world, torch.cuda.device_count())
+    device = torch.cuda.get_device_name().removeprefix("NVIDIA ").replace(" ", "-")
+    return f"{world // per_node}x{per_node}x{device}"
+
+
+def _resolve(cluster: str | tuple[Cluster, ProfileCostModel]) -> tuple[Cluster, ProfileCostModel]:
+    if not isinstance(cluster, str):
+        return cluster
+    found, profile = load_cluster(cluster)
+    return found, ProfileCostModel(cluster=found, profile=profile)
+
+
+def _at_batch(example: ExampleInputs, batch: int | None) -> tuple[Inputs, Sequence[int | None] | None, int]:
+    """Inputs at the wanted batch size, the batch dim of each tensor (None: guess) and that size."""
+    if callable(example):
+        if batch is None:
+            raise InputError("pass global_batch: example_inputs is a function of the batch size")
+        return example(batch), find_batch_dims(example, batch), batch
+    args, kwargs = as_call(example)
+    size = next((x.shape[0] for x in [*args, *kwargs.values()] if isinstance(x, Tensor) and x.dim()), None)
+    if size is None:
+        raise InputError("example_inputs holds no tensor, so the batch size is unknown; pass the inputs of one step")
+    if batch is None or batch == size:
+        return example, None, size
+    if isinstance(example, Mapping):
+        return {key: _resized(x, size, batch) for key, x in example.items()}, None, batch
+    return tuple(_resized(x, size, batch) for x in example), None, batch
+
+
+def _resized(value: object, size: int, batch: int) -> object:
+    if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != size:
+        return value
+    return torch.empty((batch, *value.shape[1:]), dtype=value.dtype, device="meta")
+
+
+def _dtype(name: str) -> str:
+    if name not in DTYPES:
+        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, found {name!r}")
+    return DTYPES[name]
+
+
+def _model_dtype(model: nn.Module) -> str:
+    kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()}
+    return "/".join(sorted(kinds)) or "float32"
+
+
+def _as_inputs(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Inputs:
+    """One call's arguments as trace_model takes them."""
+    if not kwargs:
+        return args
+    return kwargs if not args else dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+
+
+def _trace_call(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> TracedCall:
+    traced = trace_model(model, _as_inputs(model, args, kwargs))
+    log.info("traced the model for a call in %s mode", "training" if traced.training else "evaluation")
+    return TracedCall(
+        segmented=segment_graph(traced.graph),
+        constants=traced.constants,
+        flatten=partial(flatten_inputs, traced),
+        unflatten=partial(unflatten_outputs, traced),
+    )

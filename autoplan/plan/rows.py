@@ -1,0 +1,115 @@
+"""A plan's facts gathered for people: which layers, which ranks, which weights. No digits are chosen here."""
+
+from dataclasses import dataclass
+
+from autoplan.plan.patterns import by_pattern
+from autoplan.plan.plan import Plan, Recompute, Stage
+from autoplan.plan.words import ranges_text
+from autoplan.sharding import Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGroup:
+    """Segments of a stage that have one layout, so that they are alike."""
+
+    kind: str
+    numbers: tuple[int, ...]
+    """Which of its kind in the whole chain: (0, 1, 2) are the first three blocks."""
+    alone: bool
+    """Whether the chain has no other of its kind."""
+    layout: str
+    recompute: Recompute
+
+    @property
+    def label(self) -> str:
+        """``embed``, ``block 3``, ``block 0-15 alike``."""
+        if self.alone:
+            return self.kind
+        return f"{self.kind} {ranges_text(self.numbers)}" + (" alike" if len(self.numbers) > 1 else "")
+
+
+def layer_groups(plan: Plan, stage: Stage) -> tuple[LayerGroup, ...]:
+    """The layers of a stage by layout, in order of first appearance."""
+    numbers: dict[str, list[int]] = {}
+    for segment, name in zip(range(stage.start, stage.end), stage.layouts, strict=True):
+        kind = plan.segment_kinds[segment]
+        numbers.setdefault(name, []).append(plan.segment_kinds[:segment].count(kind))
+    groups = []
+    for name, found in numbers.items():
+        layout = plan.layout(name)
+        groups.append(
+            LayerGroup(
+                kind=plan.kind_names[layout.kind],
+                numbers=tuple(found),
+                alone=plan.segment_kinds.count(layout.kind) == 1,
+                layout=name,
+                recompute=layout.recompute,
+            )
+        )
+    return tuple(groups)
+
+
+def stage_ranks(plan: Plan, index: int) -> tuple[int, int]:
+    """First and last rank of a stage; pp is the outermost axis."""
+    size = plan.mesh.num_devices // plan.mesh.size("pp")
+    return index * size, (index + 1) * size - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightGroup:
+    """Parameters that differ only in the numbers of their name and are held alike."""
+
+    pattern: str
+    layers: tuple[int, ...]
+    """The outermost numbers of their names when the pattern has other members held otherwise, else empty."""
+    count: int
+    tensor: Placement
+    data: Placement
+    stages: tuple[int, ...]
+    """Stages that hold at least one of them."""
+
+    @property
+    def label(self) -> str:
+        """``h.*.attn.weight``, or ``h.*.attn.weight, layers 0-3``."""
+        return self.pattern + (f", layers {ranges_text(self.layers)}" if self.layers else "")
+
+
+def weight_groups(plan: Plan) -> tuple[WeightGroup, ...]:
+    """How every weight is held, folded over layers, in the model's order."""
+    stages_of = _stages_by_param(plan)
+    placements = {p.name: (p.tensor, p.data) for p in plan.params}
+    groups = []
+    for pattern, names in by_pattern(tuple(placements)).items():
+        held: dict[tuple[Placement, Placement], list[str]] = {}
+        for name in names:
+            held.setdefault(placements[name], []).append(name)
+        for (tensor, data), members in held.items():
+            groups.append(
+                WeightGroup(
+                    pattern=members[0] if len(members) == 1 else pattern,
+                    layers=_outer_numbers(members) if len(held) > 1 and len(members) > 1 else (),
+                    count=len(members),
+                    tensor=tensor,
+                    data=data,
+                    stages=tuple(sorted({stage for name in members for stage in stages_of.get(name, ())})),
+                )
+            )
+    return tuple(groups)
+
+
+def _stages_by_param(plan: Plan) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for index, stage in enumerate(plan.stages):
+        for names in plan.segment_params[stage.start : stage.end]:
+            for name in names:
+                found.setdefault(name, set()).add(index)
+    return found
+
+
+def _outer_numbers(names: list[str]) -> tuple[int, ...]:
+    return tuple(sorted({next(int(part) for part in name.split(".") if part.isdigit()) for name in names}))
+
+
+def tied_across_stages(plan: Plan) -> tuple[str, ...]:
+    """Parameters that more than one stage holds a copy of."""
+    return tuple(name for name, stages in _stages_by_param(plan).items() if len(stages) > 1)

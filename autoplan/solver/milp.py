@@ -1,0 +1,63 @@
+"""PuLP states the problems, HiGHS solves them in this process; CBC where highspy cannot be loaded."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+
+import pulp
+
+
+class SolveState(Enum):
+    """How a solve ended; the five never blur."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible with gap"
+    INFEASIBLE = "infeasible"
+    TIME_LIMIT = "time limit without a solution"
+    CRASH = "solver failed"
+
+    @property
+    def has_solution(self) -> bool:
+        """Whether values can be read."""
+        return self in (SolveState.OPTIMAL, SolveState.FEASIBLE)
+
+
+def run_solver(lp: pulp.LpProblem, time_limit_s: float, gap: float = 0.0) -> SolveState:
+    """Solve with one thread, a fixed seed and no output. OPTIMAL means within the relative ``gap``."""
+    start = time.monotonic()
+    solver = pulp.HiGHS(msg=False, threads=1, gapRel=gap, timeLimit=time_limit_s, random_seed=0)
+    if not solver.available():
+        solver = pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=gap, timeLimit=time_limit_s)
+    try:
+        with _quiet():
+            lp.solve(solver)
+    except pulp.PulpSolverError:
+        return SolveState.CRASH
+    return _state(lp, out_of_time=time.monotonic() - start >= time_limit_s)
+
+
+def _state(lp: pulp.LpProblem, *, out_of_time: bool) -> SolveState:
+    if lp.status == pulp.LpStatusInfeasible:
+        return SolveState.INFEASIBLE
+    if lp.sol_status == pulp.LpSolutionOptimal:
+        return SolveState.OPTIMAL
+    if lp.sol_status == pulp.LpSolutionIntegerFeasible:
+        return SolveState.FEASIBLE
+    return SolveState.TIME_LIMIT if out_of_time else SolveState.CRASH
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Send what native code writes to standard output nowhere: HiGHS prints its banner before it can be told not to."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)

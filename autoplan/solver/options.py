@@ -1,0 +1,143 @@
+"""A resolved choice x a way to recompute -> what one segment costs: the options of level 2.
+
+    none       everything that backward needs is kept
+    selective  results of matmuls, attention and collectives are kept, the rest is computed again in backward
+    full       only what the segment reads from earlier segments is kept; the forward pass runs again, its
+               collectives included
+"""
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from autoplan.cost import Collective
+from autoplan.plan.plan import CollectiveCount, LayoutCost, Recompute
+from autoplan.solver.choice import Resolved, activation_bytes, kept_bytes
+from autoplan.solver.problem import Storage, local_bytes
+
+
+def layout_cost(resolved: Resolved, recompute: Recompute) -> LayoutCost:
+    """Time, communication and memory of one segment and one microbatch on one device."""
+    forward, backward = forward_collectives(resolved), backward_collectives(resolved)
+    forward_us, light_us = _forward_us(resolved)
+    forward_comm = _forward_comm_us(resolved)
+    backward_us, backward_comm = _backward_us(resolved)
+    again, again_comm = 0.0, 0.0
+    issued = [*forward, *backward]
+    match recompute:
+        case "none":
+            pass
+        case "selective":
+            again = light_us
+        case "full":
+            again, again_comm = forward_us, forward_comm
+            issued += forward
+        case _:
+            assert_never(recompute)
+    kept = option_bytes(resolved, recompute)
+    return LayoutCost(
+        forward_us=forward_us,
+        backward_us=backward_us + again,
+        forward_comm_us=forward_comm,
+        backward_comm_us=backward_comm + again_comm,
+        activation_bytes=kept,
+        transient_bytes=working_bytes(resolved) + max(0, activation_bytes(resolved) - kept),
+        collectives=count_collectives("tp", issued),
+    )
+
+
+def option_bytes(resolved: Resolved, recompute: Recompute) -> int:
+    """Activation bytes kept from forward to backward."""
+    match recompute:
+        case "none":
+            return activation_bytes(resolved)
+        case "selective":
+            extra = sum(c.extra_bytes for n, c in resolved.nodes if n.is_heavy)
+            return extra + kept_bytes(resolved, [*_inputs(resolved), *_heavy_results(resolved), *_gathered(resolved)])
+        case "full":
+            return kept_bytes(resolved, _inputs(resolved))
+        case _:
+            assert_never(recompute)
+
+
+def _inputs(resolved: Resolved) -> list[Storage]:
+    return [(v.name, resolved.sources[v.name]) for v in resolved.problem.values if v.origin == "input"]
+
+
+def _heavy_results(resolved: Resolved) -> list[Storage]:
+    heavy = ((n, c) for n, c in resolved.nodes if n.is_heavy)
+    return [pair for n, c in heavy for pair in zip(n.results, c.strategy.outputs, strict=True)]
+
+
+def _gathered(resolved: Resolved) -> list[Storage]:
+    return [(name, dst) for name, src, dst in resolved.moves if resolved.move((name, src, dst)).forward]
+
+
+def forward_collectives(resolved: Resolved) -> list[Collective]:
+    """What one rank issues in the forward pass."""
+    moved = [resolved.move(key).forward for key in resolved.moves]
+    inside = [collective for _, candidate in resolved.nodes for collective in candidate.internal]
+    return [collective for collective in moved if collective is not None] + inside
+
+
+def backward_collectives(resolved: Resolved) -> list[Collective]:
+    """What one rank issues in the backward pass, recomputation apart."""
+    moved = (resolved.move(key).backward for key in resolved.moves)
+    return [collective for collective in moved if collective is not None]
+
+
+def largest_buffer_bytes(resolved: Resolved) -> int:
+    """Bytes of the largest collective of the segment."""
+    issued = [*forward_collectives(resolved), *backward_collectives(resolved)]
+    return max((collective.num_bytes for collective in issued), default=0)
+
+
+def count_collectives(axis: str, issued: Iterable[Collective], times: int = 1) -> tuple[CollectiveCount, ...]:
+    """Collectives by kind, each issued ``times`` times."""
+    found: dict[str, tuple[int, int]] = {}
+    kinds = {collective.kind.value: collective.kind for collective in issued}
+    for collective in issued:
+        count, num_bytes = found.get(collective.kind.value, (0, 0))
+        found[collective.kind.value] = (count + times, num_bytes + times * collective.num_bytes)
+    return tuple(
+        CollectiveCount(axis=axis, kind=kinds[name], count=count, num_bytes=num_bytes)
+        for name, (count, num_bytes) in sorted(found.items())
+    )
+
+
+def _forward_us(resolved: Resolved) -> tuple[float, float]:
+    """Compute of the forward pass; and the part of it that selective recomputation repeats."""
+    local = sum(m.forward_us for m in map(resolved.move, resolved.moves) if m.forward is None)
+    light = sum(c.forward_us for n, c in resolved.nodes if not n.is_heavy)
+    heavy = sum(c.forward_us for n, c in resolved.nodes if n.is_heavy)
+    return local + light + heavy, local + light
+
+
+def _forward_comm_us(resolved: Resolved) -> float:
+    moved = sum(m.forward_us for m in map(resolved.move, resolved.moves) if m.forward is not None)
+    return moved + sum(candidate.internal_us for _, candidate in resolved.nodes)
+
+
+def _backward_us(resolved: Resolved) -> tuple[float, float]:
+    moves = [resolved.move(key) for key in resolved.moves]
+    local = sum(m.backward_us for m in moves if m.backward is None)
+    comm = sum(m.backward_us for m in moves if m.backward is not None)
+    return local + sum(candidate.backward_us for _, candidate in resolved.nodes), comm
+
+
+def working_bytes(resolved: Resolved) -> int:
+    """Most bytes that one op touches: its operands and results, parameters apart, or equally their gradients."""
+    values = {v.name: v for v in resolved.problem.values}
+    most = 0
+    for node, candidate in resolved.nodes:
+        if not node.is_view:
+            touched = [
+                *zip(node.operands, candidate.strategy.inputs, strict=True),
+                *zip(node.results, candidate.strategy.outputs, strict=True),
+            ]
+            sizes = (
+                local_bytes(values[name].meta, place, resolved.problem.degree)
+                for name, place in dict.fromkeys(touched)
+                if values[name].origin != "param"
+            )
+            most = max(most, sum(sizes))
+    return most

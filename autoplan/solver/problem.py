@@ -1,0 +1,226 @@
+"""One class of segments on the tensor axis, as plain data: what may be chosen and what each choice costs.
+
+A *value* has a placement its producer gives it (its source) and placements its consumers want. Between two
+different ones lies a *move*, paid once per (value, wanted placement) however many consumers want it.
+Times are microseconds of one microbatch on one device; bytes are those of one device.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from autoplan.cluster import Group
+from autoplan.cost import Collective, CostModel, Work
+from autoplan.ir import DTYPE_BYTES, TensorMeta
+from autoplan.sharding import (
+    REPLICATE_PARTIAL_GRAD,
+    CollectiveKind,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    Strategy,
+    local_shape,
+    redistribution,
+)
+
+Storage = tuple[str, Placement]
+"""A value as it lies in one placement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One strategy of a node with its price."""
+
+    strategy: Strategy
+    forward_us: float
+    backward_us: float
+    internal: tuple[Collective, ...] = ()
+    """Collectives inside the op, in the forward pass."""
+    internal_us: float = 0.0
+    saved: tuple[Storage, ...] = ()
+    """What it keeps for its backward pass."""
+    extra_bytes: int = 0
+    """Kept on top: dropout masks, statistics, log-probabilities."""
+
+    @property
+    def total_us(self) -> float:
+        """Forward, backward and the collectives inside."""
+        return self.forward_us + self.backward_us + self.internal_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProblem:
+    """A node and the candidates to choose one from."""
+
+    name: str
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    is_view: bool = False
+    """The results share the storage of the first operand."""
+    is_heavy: bool = False
+    """A matmul or attention: its results are kept by selective recomputation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueProblem:
+    """A value: where it can come from and in which placements. Sources of a node's result follow from the node."""
+
+    name: str
+    meta: TensorMeta
+    """Shape before the split along this axis."""
+    origin: Literal["param", "input", "given", "node"]
+    """``input`` comes from an earlier segment; ``given`` is prelude, constant or user input."""
+    needs_grad: bool
+    sources: tuple[Placement, ...]
+    sync_us: tuple[float, ...] = ()
+    """Parameters: per source, what summing the gradient over the axis costs once a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A change of placement: its collectives in both directions (None: local or nothing) and their price."""
+
+    forward: Collective | None
+    backward: Collective | None
+    forward_us: float
+    backward_us: float
+    copies: bool
+    """Whether the result is a new tensor rather than the old one under another name."""
+
+    @property
+    def total_us(self) -> float:
+        """Both directions."""
+        return self.forward_us + self.backward_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Everything the ILP of one class needs; no solver object inside."""
+
+    degree: int
+    nodes: tuple[NodeProblem, ...]
+    values: tuple[ValueProblem, ...]
+    outputs: tuple[tuple[str, Placement | None], ...]
+    """Value and how it must leave; None leaves it as it was made."""
+    moves: Mapping[tuple[str, Placement, Placement], Move]
+    """Every change between two different placements that can occur."""
+
+    def __post_init__(self) -> None:
+        """A node without a candidate is a mistake of the caller, never an infinite price."""
+        for node in self.nodes:
+            assert node.candidates, f"{node.name} has no candidate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What the objective charges beside the time of a microbatch."""
+
+    step: float = 0.0
+    """Weight of what is paid once a step."""
+    state_us_per_byte: float = 0.0
+    """For each byte of a parameter."""
+    activation_us_per_byte: float = 0.0
+    """For each byte kept from forward to backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """The mesh axis a problem is about, and who prices it."""
+
+    group: Group
+    cost: CostModel
+
+    @property
+    def degree(self) -> int:
+        """Ranks on the axis."""
+        return self.group.size
+
+
+def local_bytes(meta: TensorMeta, placement: Placement, degree: int) -> int:
+    """Bytes of the first (largest) rank's part."""
+    shape = local_shape(meta.shape, placement, degree, 0)
+    return TensorMeta(shape=shape, dtype=meta.dtype).num_bytes
+
+
+def price_move(meta: TensorMeta, needs_grad: bool, src: Placement, dst: Placement, axis: Axis) -> Move:
+    """Collectives and time of changing ``src`` to ``dst``. The backward half exists only where a gradient flows.
+
+    A local change that cuts a part out costs a copy of that part.
+    """
+    forward_kind, backward_kind = redistribution(src, dst)
+    if not needs_grad:
+        backward_kind = None
+    forward = _collective(forward_kind, meta, src, axis)
+    backward = _collective(backward_kind, meta, dst, axis)
+    copies = not (isinstance(src, Replicate) and isinstance(dst, Replicate))
+    cut_us = _copy_us(meta, dst, axis) if copies else 0.0
+    return Move(
+        forward=forward,
+        backward=backward,
+        forward_us=axis.cost.collective_us(forward) if forward else cut_us,
+        backward_us=axis.cost.collective_us(backward) if backward else cut_us * needs_grad,
+        copies=copies,
+    )
+
+
+def _collective(kind: CollectiveKind | None, meta: TensorMeta, before: Placement, axis: Axis) -> Collective | None:
+    if kind is None:
+        return None
+    whole = meta.num_bytes
+    num_bytes = local_bytes(meta, before, axis.degree) if kind is CollectiveKind.ALL_TO_ALL else whole
+    return Collective(kind=kind, num_bytes=num_bytes, group=axis.group)
+
+
+def _copy_us(meta: TensorMeta, dst: Placement, axis: Axis) -> float:
+    num_bytes = 2 * local_bytes(meta, dst, axis.degree)
+    flops = num_bytes // (2 * DTYPE_BYTES[meta.dtype])
+    return axis.cost.compute_us(Work(kind="memory", flops=flops, num_bytes=num_bytes, dtype=meta.dtype))
+
+
+def sources_of(problem_nodes: tuple[NodeProblem, ...], values: tuple[ValueProblem, ...]) -> dict[str, set[Placement]]:
+    """Every placement a value can be made in."""
+    found: dict[str, set[Placement]] = {v.name: set(v.sources) for v in values}
+    for node in problem_nodes:
+        for candidate in node.candidates:
+            for result, placement in zip(node.results, candidate.strategy.outputs, strict=True):
+                found.setdefault(result, set()).add(placement)
+    return found
+
+
+def wants_of(nodes: tuple[NodeProblem, ...]) -> Iterator[Storage]:
+    """Every (value, placement) that some candidate reads, repeats included."""
+    for node in nodes:
+        for candidate in node.candidates:
+            yield from zip(node.operands, candidate.strategy.inputs, strict=True)
+
+
+def make_problem(
+    nodes: tuple[NodeProblem, ...],
+    values: tuple[ValueProblem, ...],
+    outputs: tuple[tuple[str, Placement | None], ...],
+    axis: Axis,
+) -> Problem:
+    """Complete a problem with the price of every move that can occur."""
+    metas = {v.name: v for v in values}
+    sources = sources_of(nodes, values)
+    wanted = set(wants_of(nodes)) | {(name, dst) for name, dst in outputs if dst is not None}
+    moves = {}
+    for name, dst in sorted(wanted, key=str):
+        for src in sorted(sources[name], key=str):
+            if src != dst:
+                value = metas[name]
+                moves[name, src, dst] = price_move(value.meta, value.needs_grad, src, dst, axis)
+    return Problem(degree=axis.degree, nodes=nodes, values=values, outputs=outputs, moves=moves)
+
+
+def param_sources(wanted: set[Placement], trainable: bool) -> tuple[Placement, ...]:
+    """Placements a parameter may live in, from those its readers want.
+
+    A gradient that is a sum over the ranks is summed once a step, so a trainable parameter may start that way.
+    """
+    found: set[Placement] = {p for p in wanted if not isinstance(p, Partial)} | {Replicate()}
+    if trainable:
+        found.add(REPLICATE_PARTIAL_GRAD)
+    return tuple(sorted(found, key=lambda p: (not isinstance(p, Shard), str(p))))

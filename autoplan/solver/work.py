@@ -1,0 +1,138 @@
+"""One op on local shapes -> the work a device does for it, forward and backward.
+
+FLOPs count a multiply and an add as two. Views are no work: None. Shapes are those the device sees.
+"""
+
+import math
+from collections.abc import Callable
+
+from autoplan.cost import Work, WorkKind
+from autoplan.ir import OpNode, TensorMeta
+
+Metas = tuple[TensorMeta, ...]
+
+VIEW_OPS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "view.default", "_unsafe_view.default", "reshape.default", "flatten.using_ints", "unflatten.int",
+        "transpose.int", "permute.default", "t.default", "movedim.int", "unsqueeze.default", "squeeze.default",
+        "squeeze.dim", "squeeze.dims", "expand.default", "expand_as.default", "broadcast_to.default",
+        "slice.Tensor", "select.int", "narrow.default", "split.Tensor", "split_with_sizes.default", "chunk.default",
+        "unbind.int", "alias.default", "detach.default", "view_as.default", "swapaxes.default", "mT.default",
+        "lift_fresh_copy.default", "numpy_T.default",
+    )
+)  # fmt: skip
+_CASTS = frozenset({"aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten._to_copy.default"})
+_CREATORS = ("arange", "zeros", "ones", "full", "empty", "scalar_tensor")
+_PASS_THROUGH_GRAD = frozenset({"aten.add.Tensor", "aten.add_.Tensor", "aten.contiguous.default", "aten.clone.default"})
+ATTENTION_OPS = frozenset({"aten.scaled_dot_product_attention.default"})
+EMBEDDING_OPS = frozenset({"aten.embedding.default"})
+
+
+def _inner_last(node: OpNode, operands: Metas, result: TensorMeta) -> int:
+    return 2 * result.num_elements * operands[0].shape[-1]
+
+
+def _inner_after_bias(node: OpNode, operands: Metas, result: TensorMeta) -> int:
+    return 2 * result.num_elements * operands[1].shape[-1]
+
+
+def _convolution(node: OpNode, operands: Metas, result: TensorMeta) -> int:
+    return 2 * result.num_elements * math.prod(operands[1].shape[1:])
+
+
+def _einsum(node: OpNode, operands: Metas, result: TensorMeta) -> int:
+    equation = node.args[0]
+    assert isinstance(equation, str)
+    sizes: dict[str, int] = {}
+    for labels, meta in zip(equation.split("->", maxsplit=1)[0].split(","), operands, strict=True):
+        sizes |= dict(zip(labels.strip(), meta.shape, strict=True))
+    return 2 * math.prod(sizes.values())
+
+
+MATMUL_FLOPS: dict[str, Callable[[OpNode, Metas, TensorMeta], int]] = {
+    "aten.linear.default": _inner_last,
+    "aten.mm.default": _inner_last,
+    "aten.bmm.default": _inner_last,
+    "aten.matmul.default": _inner_last,
+    "aten.addmm.default": _inner_after_bias,
+    "aten.baddbmm.default": _inner_after_bias,
+    "aten.conv1d.default": _convolution,
+    "aten.conv2d.default": _convolution,
+    "aten.conv3d.default": _convolution,
+    "aten.convolution.default": _convolution,
+    "aten.einsum.default": _einsum,
+}
+"""FLOPs of the forward product, from the node, its local operands and its first local result."""
+
+
+def is_view(node: OpNode, operands: Metas) -> bool:
+    """Whether the results share the storage of the first operand (a cast to the same dtype counts)."""
+    if node.op in _CASTS:
+        return bool(operands) and operands[0].dtype == node.outputs[0].dtype
+    return node.op in VIEW_OPS
+
+
+def work_kind(node: OpNode) -> WorkKind:
+    """The kind of work an op is when it is not a view."""
+    if node.op in MATMUL_FLOPS:
+        return "matmul"
+    return "attention" if node.op in ATTENTION_OPS else "memory"
+
+
+def forward_work(node: OpNode, operands: Metas, results: Metas) -> Work | None:
+    """Work of the forward pass; None for a view or a tensor made from nothing."""
+    if is_view(node, operands) or _is_creator(node):
+        return None
+    flops = _flops(node, operands, results)
+    return Work(kind=work_kind(node), flops=flops, num_bytes=_traffic(node, operands, results), dtype=results[0].dtype)
+
+
+def backward_work(node: OpNode, operands: Metas, results: Metas, needs: tuple[bool, ...]) -> Work | None:
+    """Work of the backward pass; ``needs`` tells per operand whether its gradient is wanted."""
+    wanted = [meta for meta, need in zip(operands, needs, strict=True) if need]
+    if not wanted or is_view(node, operands):
+        return None
+    kind = work_kind(node)
+    match kind:
+        case "matmul":
+            products = max(1, sum(need and len(meta.shape) > 1 for meta, need in zip(operands, needs, strict=True)))
+            flops, launches = products * _flops(node, operands, results), products
+            traffic = products * (_bytes(results) + _bytes(operands))
+        case "attention":
+            flops, launches = _flops(node, operands, results) * 5 // 2, 2
+            traffic = 2 * (_bytes(results) + _bytes(operands))
+        case "memory":
+            flops, launches = 2 * _flops(node, operands, results), 1
+            if node.op in _PASS_THROUGH_GRAD and all(meta.shape == results[0].shape for meta in wanted):
+                return None
+            traffic = _bytes(results) + (1 if node.op in EMBEDDING_OPS else 2) * _bytes(wanted)
+    return Work(kind=kind, flops=flops, num_bytes=traffic, dtype=results[0].dtype, launches=launches)
+
+
+def _is_creator(node: OpNode) -> bool:
+    return not node.operands and node.op.split(".")[1] in _CREATORS
+
+
+def _bytes(metas: Metas | list[TensorMeta]) -> int:
+    return sum(meta.num_bytes for meta in metas)
+
+
+def _traffic(node: OpNode, operands: Metas, results: Metas) -> int:
+    if node.op in EMBEDDING_OPS:
+        return 2 * _bytes(results) + _bytes(operands[1:])
+    return _bytes(operands) + _bytes(results)
+
+
+def _flops(node: OpNode, operands: Metas, results: Metas) -> int:
+    if node.op in MATMUL_FLOPS:
+        return MATMUL_FLOPS[node.op](node, operands, results[0])
+    if node.op in ATTENTION_OPS:
+        full = 4 * operands[0].num_elements * operands[1].shape[-2]
+        return full // 2 if _is_causal(node) else full
+    return max((meta.num_elements for meta in (*operands, *results)), default=0)
+
+
+def _is_causal(node: OpNode) -> bool:
+    positional = node.args[5] if len(node.args) > 5 else False
+    return bool(dict(node.kwargs).get("is_causal", positional))

@@ -1,0 +1,49 @@
+"""Private torch names that tracing needs, each with its reason. Tried with torch 2.13.0.
+
+torch has no public way to make tensors without storage that keep their device (``meta`` does not: the device
+is baked into the exported graph), nor to ask an op for its schema. Nothing else in ``autoplan.trace`` may
+import a private name.
+"""
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+INLINED_WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+"""Higher-order ops that torch.export puts around a region; the region's graph is an attribute of the module."""
+
+
+def fake_mode() -> AbstractContextManager[object]:
+    """Make a mode in which tensors have shape, dtype and device but no storage (``FakeTensorMode``)."""
+    return FakeTensorMode()
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Tell whether a tensor has no values (``FakeTensor``)."""
+    return isinstance(tensor, FakeTensor)
+
+
+def op_name(target: object) -> str | None:
+    """Full name of an op (``aten.linear.default``), None for anything that is not an op (``OpOverload``)."""
+    return str(target) if isinstance(target, OpOverload) else None
+
+
+def wrapper_name(target: object) -> str | None:
+    """Name of a higher-order op (``HigherOrderOperator``), None for anything else."""
+    return str(target) if isinstance(target, HigherOrderOperator) else None
+
+
+def mutates(target: object) -> bool:
+    """Tell whether an op writes to one of its arguments (``OpOverload._schema``)."""
+    return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+def is_random(name: str) -> bool:
+    """Tell whether the op of this name draws random numbers (``OpOverload.tags``)."""
+    target: object = torch.ops
+    for part in name.split("."):
+        target = getattr(target, part)
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
