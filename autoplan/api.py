@@ -24,7 +24,7 @@ from autoplan.runtime.deferred import DeferredModule
 from autoplan.runtime.mesh import start_process_group
 from autoplan.runtime.module import ParallelModule, TracedCall
 from autoplan.solver.request import OptimizerName, Request
-# SOLVE
+from autoplan.solver.solve import solve
 from autoplan.trace.capture import Traced, flatten_inputs, trace_model, unflatten_outputs
 from autoplan.trace.inputs import Inputs, as_call, find_batch_dims
 from autoplan.trace.segments import segment_graph
@@ -169,9 +169,7 @@ def _search_together(model: nn.Module, inputs: Inputs, optimizer: OptimizerName,
     found: list[Plan | AutoplanError | None] = [None]
     if dist.get_rank() == 0:
         try:
-            found[0] = search(
-                model, inputs, cluster=_running_cluster(), optimizer=optimizer, time_limit_s=time_limit_s
-            )
+            found[0] = search(model, inputs, cluster=_running_cluster(), optimizer=optimizer, time_limit_s=time_limit_s)
         except AutoplanError as error:
             found[0] = error
     dist.broadcast_object_list(found, src=0)

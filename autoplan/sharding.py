@@ -169,7 +169,7 @@ def redistribution(src: Placement, dst: Placement) -> tuple[CollectiveKind | Non
             return None, _AG
         case Replicate(partial_grad=False), Replicate(partial_grad=True):
             return None, _AR
-        case (Shard() | Replicate()), (Shard() | Replicate() | Partial()):
+        case ((Shard() | Replicate()), (Shard() | Replicate() | Partial())):
             return None, None
         case Partial(), Shard():
             return _RS, _AG

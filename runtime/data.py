@@ -5,6 +5,7 @@ reduce-scatters its gradient, or whole on each rank, with its gradient all-reduc
 several segments of the stage read (a tied head) is held by the stage itself.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -51,8 +52,12 @@ class StageModule(nn.Module):
         placements: Mapping[str, ParamPlacement],
         read: ReadParam,
         ranks: RankMesh,
+        unused: Sequence[str] = (),
     ) -> None:
-        """``segment_params`` names what each segment of the stage reads; ``read`` gives the whole tensors."""
+        """``segment_params`` names what each segment of the stage reads; ``read`` gives the whole tensors.
+
+        ``unused`` parameters are read by nothing: they are kept for ``state_dict`` and never get a gradient.
+        """
         super().__init__()
         self._ranks = ranks
         self._placements = placements
@@ -65,6 +70,8 @@ class StageModule(nn.Module):
         for name in sorted(self.first_segment, key=lambda n: self.first_segment[n]):
             home = self if users.count(name) > 1 else self.segments[self.first_segment[name]]
             self._add(name, home, read(name))
+        for name in unused:
+            self._add(name, self, read(name))
         self._shard_over_data()
 
     def forward(self, run: Run, *values: Tensor) -> tuple[Tensor, ...]:
@@ -101,6 +108,8 @@ class StageModule(nn.Module):
             return TorchShard(data.dim)
 
         whole = {self.param(name) for name in self._leaves}
+        # Segments return views now and then, and nothing here ever writes into one.
+        warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDP(Segment|Stage)Module\) returned a view")
         for module in [*self.segments, self]:
             fully_shard(
                 module, mesh=self._ranks.mesh["dp"], reshard_after_forward=True,
@@ -176,7 +185,7 @@ class StageModule(nn.Module):
         for key in sorted(buckets, key=lambda k: (k[0], str(k[1]))):
             flat = torch.cat([grads[name].reshape(-1) for name in buckets[key]])
             dist.all_reduce(flat, group=axis.group)
-            parts = flat.split([grads[name].numel() for name in buckets[key]])
+            parts = torch.split(flat, [grads[name].numel() for name in buckets[key]])
             grads.update({n: part.view_as(grads[n]) for n, part in zip(buckets[key], parts, strict=True)})
 
     def gradient(self, name: str, local: Tensor) -> DTensor:

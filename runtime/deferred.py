@@ -41,7 +41,7 @@ class DeferredModule(nn.Module):
         """As the built module's; InputError before the first call."""
         return self._module.named_parameters(prefix, recurse, remove_duplicate)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """As the built module's; InputError before the first call."""
         return self._module.state_dict(*args, **kwargs)
 

@@ -19,7 +19,7 @@ class _HandOver(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("backward() was called twice on the loss of one step: call the model again first")
         gradients, ctx.gradients = ctx.gradients, None

@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ def _initialised(skeleton: nn.Module, module: nn.Module, path: str, seed: int) -
     return module_copy
 
 
-def _initialisers(skeleton: nn.Module, module: nn.Module) -> Iterator[object]:
+def _initialisers(skeleton: nn.Module, module: nn.Module) -> Iterator[Callable[[], object]]:
     reset = getattr(module, "reset_parameters", None)
     if callable(reset):
         yield reset

@@ -36,7 +36,8 @@ def start_process_group() -> None:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:  # the contract of torchrun and its kin
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     else:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     atexit.register(_stop_process_group)
 
 

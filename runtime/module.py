@@ -69,7 +69,11 @@ class ParallelModule(nn.Module):
         self._ranks = build_mesh(plan.mesh)
         at = plan.stages[self._ranks.pp.coordinate]
         placements = {p.name: p for p in plan.params}
-        stage = StageModule(plan.segment_params[at.start : at.end], placements, lambda name: whole[name], self._ranks)
+        read = {name for names in plan.segment_params for name in names}
+        unused = [name for name in whole if name not in read] if self._ranks.pp.coordinate == 0 else []
+        stage = StageModule(
+            plan.segment_params[at.start : at.end], placements, lambda name: whole[name], self._ranks, unused
+        )
         # In a tuple, so that neither is a child: parameters show under the user's names only, and once.
         self._held = (stage, on_meta(model))
         self._tied = TiedParams(plan, self._ranks)
@@ -241,7 +245,7 @@ class ParallelModule(nn.Module):
 
 
 def _check_names(plan: Plan, whole: Mapping[str, nn.Parameter]) -> None:
-    planned = {name for names in plan.segment_params for name in names}
+    planned = {p.name for p in plan.params}
     unknown, unplanned = sorted(planned - set(whole)), sorted(set(whole) - planned)
     if unknown or unplanned:
         raise PlanError(

@@ -80,9 +80,11 @@ class _Stage(PipelineStage):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self._params = params
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: object, last_backward: bool = False, **kwargs: object) -> None:
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Tensor | None = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
         self._params.set_last_microbatch(last_backward)
-        super().backward_one_chunk(bwd_chunk_id, *args, last_backward=last_backward, **kwargs)  # type: ignore[arg-type]
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
 
 class TrainingSteps:
@@ -120,7 +122,9 @@ class TrainingSteps:
 
     def _no_loss(self) -> Tensor:
         loss = self._program.outputs[self._program.graph.loss or ""]
-        return torch.zeros_like(_example(loss, self._program.parts, self._ranks.tp, self._ranks.device), requires_grad=False)
+        return torch.zeros_like(
+            _example(loss, self._program.parts, self._ranks.tp, self._ranks.device), requires_grad=False
+        )
 
     def _run_alone(self, step: Mapping[str, Tensor]) -> list[Tensor]:
         self._module.step = step
@@ -137,8 +141,8 @@ class TrainingSteps:
         order = torch.arange(self._count, device=self._ranks.device)
         losses: list[Tensor] = []
         last = self._ranks.pp.coordinate == self._ranks.pp.size - 1
-        target = {"target": order, "losses": losses} if last else {}
-        schedule.step(microbatch=order, return_outputs=False, **target)
+        target = order if last else None  # the library asks for one wherever there is a loss
+        schedule.step(target=target, losses=losses if last else None, return_outputs=False, microbatch=order)
         return losses
 
 

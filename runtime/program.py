@@ -26,9 +26,6 @@ ALONE = AxisGroup(group=None, size=1, coordinate=0)
 Found = TypeVar("Found", OpPlacement, Strategy)
 
 
-Found = TypeVar("Found", OpPlacement, Strategy)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSegment:
     """One segment of this stage: its module and the names of what it takes (in order) and gives."""
@@ -126,15 +123,15 @@ def replicated(node: OpNode) -> Strategy:
 def _place(plan: Plan, segmented: SegmentedGraph) -> _Placed:
     graph = segmented.graph
     by_name = {node.name: node for node in graph.nodes}
-    ops = {}
+    ops: dict[str, PlacedOp] = {}
     prelude = dict(plan.prelude)
     for name in segmented.prelude:
         batch = _same_op(plan, by_name[name], prelude.get(name))
         ops[name] = PlacedOp(node=by_name[name], batch=batch, tensor=replicated(by_name[name]))
     leaving: dict[str, Placement] = {}
     for segment, layout in zip(segmented.segments, _layouts(plan), strict=True):
-        for name, op in _match(plan, [by_name[n] for n in segment.nodes], layout):
-            ops[name] = PlacedOp(node=by_name[name], batch=op.batch, tensor=op.tensor)
+        for name, planned in _match(plan, [by_name[n] for n in segment.nodes], layout):
+            ops[name] = PlacedOp(node=by_name[name], batch=planned.batch, tensor=planned.tensor)
         if len(segment.outputs) == len(layout.outputs):
             leaving |= dict(zip(segment.outputs, layout.outputs, strict=True))
     whole = [*graph.constants, *((i.value, i.meta) for i in graph.inputs)]
@@ -147,27 +144,6 @@ def _place(plan: Plan, segmented: SegmentedGraph) -> _Placed:
             tensor = leaving.get(name, op.tensor.outputs[i])
             values[name] = _value(name, op.node.outputs[i], op.batch.outputs[i], tensor)
     return _Placed(ops=ops, values=values)
-
-
-def _match(plan: Plan, nodes: Sequence[OpNode], layout: Layout) -> list[tuple[str, OpPlacement]]:
-    """Pair a segment's nodes with the planned ops: by position, or by name where the call left some ops out.
-
-    The latter is a call without targets: the ops of the loss are missing, the rest has the names it had.
-    """
-    if len(nodes) == len(layout.ops):
-        return [(node.name, op) for node, op in zip(nodes, layout.ops, strict=True)]
-    by_name = {op.node: op for op in layout.ops}
-    pairs = [(node, by_name.get(node.name)) for node in nodes]
-    return [(node.name, _same_op(plan, node, op)) for node, op in pairs]
-
-
-def _same_op(plan: Plan, node: OpNode, found: Found | None) -> Found:
-    if found is None:
-        raise PlanError(
-            f"the plan for {plan.model!r} has no op {node.name} ({node.where}): this call runs a different graph from "
-            "the one that was planned; call the model as it was planned, or search again for this way of calling it"
-        )
-    return found
 
 
 def _match(plan: Plan, nodes: Sequence[OpNode], layout: Layout) -> list[tuple[str, OpPlacement]]:
@@ -234,9 +210,7 @@ def _segments(
         )
 
 
-def _prelude(
-    segmented: SegmentedGraph, placed: _Placed, stage: Stage, wanted: set[str], axes: Axes
-) -> LocalSegment:
+def _prelude(segmented: SegmentedGraph, placed: _Placed, stage: Stage, wanted: set[str], axes: Axes) -> LocalSegment:
     """The prelude ops that this stage's segments (and the caller) read, as one module."""
     read = {name for s in segmented.segments[stage.start : stage.end] for name in s.inputs} | wanted
     prelude = {result for name in segmented.prelude for result in placed.ops[name].node.results}
@@ -270,7 +244,9 @@ def _counted(
 ) -> dict[str, tuple[LocalSegment, OpNode]]:
     """For each loss of the stage that divides by a global count: the module that makes its targets, whole."""
     whole = {
-        name: PlacedOp(node=placed.ops[name].node, batch=replicated(placed.ops[name].node), tensor=placed.ops[name].tensor)
+        name: PlacedOp(
+            node=placed.ops[name].node, batch=replicated(placed.ops[name].node), tensor=placed.ops[name].tensor
+        )
         for name in segmented.prelude
     }
     found = {}

@@ -111,7 +111,10 @@ class _Builder:
 
 
 def local_module(
-    ops: Sequence[PlacedOp], arrivals: Sequence[PlacedValue], departures: Sequence[tuple[str, Placement | None]], axes: Axes
+    ops: Sequence[PlacedOp],
+    arrivals: Sequence[PlacedValue],
+    departures: Sequence[tuple[str, Placement | None]],
+    axes: Axes,
 ) -> fx.GraphModule:
     """Write the local form of ``ops``.
 
@@ -122,7 +125,9 @@ def local_module(
     builder = _Builder(graph=graph, axes=axes, part=graph.placeholder("part"))
     for value in arrivals:
         builder.define(value, graph.placeholder(_identifier(value.name)))
-    denominators = {op.node.name: graph.placeholder(f"denominator_{op.node.name}") for op in ops if op.needs_denominator}
+    denominators = {
+        op.node.name: graph.placeholder(f"denominator_{op.node.name}") for op in ops if op.needs_denominator
+    }
     for op in ops:
         _emit(builder, op, denominators.get(op.node.name))
     graph.output(tuple(

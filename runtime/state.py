@@ -27,7 +27,9 @@ def load_state(stage: StageModule, skeleton: nn.Module, state: Mapping[str, Tens
     """
     other_names = aliases(skeleton)
     buffers = persistent_buffers(skeleton)
-    source = {name: next((k for k in (name, *other_names.get(name, ())) if k in state), None) for name in _all(skeleton)}
+    source = {
+        name: next((k for k in (name, *other_names.get(name, ())) if k in state), None) for name in _all(skeleton)
+    }
     known = {*source, *(alias for names in other_names.values() for alias in names), *buffers}
     report = LoadReport(
         [name for name in stage.names if source[name] is None] + [name for name in buffers if name not in state],

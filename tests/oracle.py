@@ -61,7 +61,9 @@ def _memory_behind(problem, made, view_of, name, place):
     return (name, made[name]) if origin in ("node", "input") else None
 
 
-def all_choices(problem: Problem, fixed: dict[str, Placement]) -> Iterator[tuple[tuple[int, ...], dict[str, Placement]]]:
+def all_choices(
+    problem: Problem, fixed: dict[str, Placement]
+) -> Iterator[tuple[tuple[int, ...], dict[str, Placement]]]:
     params = [v for v in problem.values if v.origin == "param"]
     places = [[fixed[v.name]] if v.name in fixed else v.sources for v in params]
     for candidates in itertools.product(*(range(len(n.candidates)) for n in problem.nodes)):

@@ -55,7 +55,9 @@ def random_plan(
         ops = []
         for name in segment.nodes:
             node = nodes[name]
-            found = strategies(node, graph.metas, needs.__contains__, tp, block_counts_in([nodes[n] for n in segment.nodes]))
+            found = strategies(
+                node, graph.metas, needs.__contains__, tp, block_counts_in([nodes[n] for n in segment.nodes])
+            )
             pick = choose.choice(found)
             ops.append(OpPlacement(node=name, batch=batch.strategy(name), tensor=pick))
             for operand, placement in zip(node.operands, pick.inputs, strict=True):
@@ -87,9 +89,7 @@ def random_plan(
     )  # fmt: skip
 
 
-def _arrival(
-    value: str, metas: Mapping[str, TensorMeta], crossing: set[str], sequence: bool, tp: int
-) -> Placement:
+def _arrival(value: str, metas: Mapping[str, TensorMeta], crossing: set[str], sequence: bool, tp: int) -> Placement:
     shape = metas[value].shape
     if sequence and value in crossing and len(shape) >= 3 and can_split(shape[1], tp):
         return Shard(1)

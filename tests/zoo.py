@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 Batch = dict[str, Tensor]
 
@@ -37,17 +38,18 @@ def _nanogpt() -> nn.Module:
     return nanogpt.GPT(nanogpt.Config(vocab_size=67, block_size=12, num_layers=4, num_heads=4, width=16))
 
 
-def _nanogpt_batch(batch: int, seed: int) -> Batch:
-    tokens = _tokens(batch, 12, 67, seed)
-    return {"idx": tokens, "targets": _labels(tokens, -1)}
+def _plain_batch(vocab: int) -> Callable[[int, int], Batch]:
+    def batch(size: int, seed: int) -> Batch:
+        tokens = _tokens(size, 12, vocab, seed)
+        return {"idx": tokens, "targets": _labels(tokens, -1)}
+
+    return batch
 
 
 def _llama() -> nn.Module:
     import llama
 
-    return llama.Llama(
-        llama.Config(vocab_size=66, block_size=12, num_layers=4, num_heads=4, num_kv_heads=2, width=16)
-    )
+    return llama.Llama(llama.Config(vocab_size=66, block_size=12, num_layers=4, num_heads=4, num_kv_heads=2, width=16))
 
 
 def _hf(kind: str) -> nn.Module:
@@ -56,7 +58,7 @@ def _hf(kind: str) -> nn.Module:
     if kind == "gpt2":
         config = transformers.GPT2Config(
             n_layer=4, n_head=4, n_embd=16, vocab_size=67, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0,
-            attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM",
+            attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLMLoss",
         )  # fmt: skip
     else:
         config = transformers.LlamaConfig(
@@ -75,11 +77,33 @@ def _hf_batch(vocab: int) -> Callable[[int, int], Batch]:
 
 
 ZOO: dict[str, Entry] = {
-    "nanogpt": Entry(build=_nanogpt, batch=_nanogpt_batch, eval_inputs=lambda b: {"idx": b["idx"]}),
-    "llama": Entry(build=_llama, batch=_nanogpt_batch, eval_inputs=lambda b: dict(b)),
-    "hf-gpt2": Entry(build=lambda: _hf("gpt2"), batch=_hf_batch(67), eval_inputs=lambda b: {"input_ids": b["input_ids"]}),
-    "hf-llama": Entry(build=lambda: _hf("llama"), batch=_hf_batch(66), eval_inputs=lambda b: dict(b)),
+    "nanogpt": Entry(build=_nanogpt, batch=_plain_batch(67), eval_inputs=lambda b: {"idx": b["idx"]}),
+    "llama": Entry(build=_llama, batch=_plain_batch(66), eval_inputs=dict),
+    "hf-gpt2": Entry(
+        build=lambda: _hf("gpt2"), batch=_hf_batch(67), eval_inputs=lambda b: {"input_ids": b["input_ids"]}
+    ),
+    "hf-llama": Entry(build=lambda: _hf("llama"), batch=_hf_batch(66), eval_inputs=dict),
 }
+
+
+class InFloat64(TorchFunctionMode):
+    """Lift casts to float32 to float64.
+
+    Llama's norm and Hugging Face's norms, rotary tables and losses compute in float32 whatever the model's dtype,
+    which hides every difference below 1e-7. Under this mode the plain and the planned run are in float64 throughout.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: object = None
+    ) -> object:
+        lifted = {k: _lift(v) for k, v in (kwargs or {}).items()}  # type: ignore[attr-defined]
+        if func is Tensor.float:
+            func = Tensor.double
+        return func(*map(_lift, args), **lifted)
+
+
+def _lift(value: object) -> object:
+    return torch.float64 if value is torch.float32 else value
 
 
 def build(name: str) -> nn.Module:

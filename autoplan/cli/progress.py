@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rich.console import Console
+from rich.markup import escape
 
 _LINES_AT_ONCE = 20
 _SECONDS_BETWEEN = 2.0
@@ -41,7 +42,7 @@ class Progress:
         if self._status is None:
             self._lines.show(message)
         else:
-            self._status.update(message)
+            self._status.update(escape(message))
 
     @contextmanager
     def shown(self) -> Iterator["Progress"]:

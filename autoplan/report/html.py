@@ -61,7 +61,7 @@ def report_html(plan: Plan) -> str:
     body = [
         _head(plan, report),
         _timeline(plan, report),
-        _section("Time of a step", step_svg(report), legend([s.cause for s in report.step]), _shares(report)),
+        _section("Time of a step", _wide(step_svg(report)), legend([s.cause for s in report.step]), _shares(report)),
         _memory(report),
         _section("Stages", _stages(report)),
         _section("Weights", _weights(plan, report)),
@@ -83,6 +83,11 @@ def _section(title: str, *parts: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{''.join(parts)}</section>"
 
 
+def _wide(content: str) -> str:
+    """What scrolls by itself where the page is narrow."""
+    return f'<div class="scroll">{content}</div>'
+
+
 def _table(
     header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[int] = (), code: Container[int] = ()
 ) -> str:
@@ -97,7 +102,7 @@ def _table(
         return f"<tr>{''.join(made)}</tr>"
 
     head = f"<thead>{cells(header, 'th')}</thead>" if any(header) else ""
-    return f'<div class="scroll"><table>{head}<tbody>{"".join(cells(row, "td") for row in rows)}</tbody></table></div>'
+    return _wide(f"<table>{head}<tbody>{''.join(cells(row, 'td') for row in rows)}</tbody></table>")
 
 
 def _head(plan: Plan, report: Report) -> str:
@@ -126,7 +131,7 @@ def _timeline(plan: Plan, report: Report) -> str:
     cut = len(shown_windows(timeline)) > 1
     note = f"Beginning and end of {count_text(report.num_microbatches, 'microbatch')}. " if cut else ""
     words = f'<p class="soft">{note}Replayed from the predicted forward and backward times of each stage.</p>'
-    picture = f'<div class="scroll">{timeline_svg(timeline)}</div>'
+    picture = _wide(timeline_svg(timeline))
     return _section("Timeline of a step", words, picture, _TIMELINE_LEGEND)
 
 
@@ -139,7 +144,7 @@ def _memory(report: Report) -> str:
     causes = list(dict.fromkeys(part.cause for row in report.stages for part in row.memory))
     header = ("stage", *causes, "total", "limit", "free")
     rows = [_memory_row(row, causes) for row in report.stages]
-    picture = f'<div class="scroll">{memory_svg(report)}</div>'
+    picture = _wide(memory_svg(report))
     return _section(
         "Peak memory of a device", picture, legend(causes), _table(header, rows, numbers=range(1, len(header)))
     )

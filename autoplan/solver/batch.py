@@ -10,8 +10,7 @@ User inputs arrive as Shard(batch_dim), parameters as Replicate(partial_grad), c
               what its readers want if they all want the same split, else the whole
 
 Changes on edges are slices: a whole value cut down to a part of the samples. No communication is involved, and the
-gradient of a whole value stays a sum over the parts. A value that is added to a sum over samples is counted in the
-first part only (Replicate to Partial), which is local as well.
+gradient of a whole value stays a sum over the parts.
 """
 
 from collections import defaultdict
@@ -191,7 +190,7 @@ def _reachable(found: Placement, wanted: Placement) -> bool:
         case Shard() | Partial():
             return found == wanted
         case Replicate():
-            return found == wanted or isinstance(wanted, Shard | Partial)
+            return found == wanted or isinstance(wanted, Shard)
         case _:
             assert_never(found)
 

@@ -28,6 +28,8 @@ TIE_BREAK_US = 1e-4
 """Per move, so that of two equal plans the one with fewer changes of placement wins."""
 _ORDER_US = 1e-9
 Fixed = Mapping[str, Placement]
+MoveKey = tuple[str, Placement, Placement]
+Wants = dict[Placement, pulp.LpAffineExpression]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,6 @@ class _Model:
     params: dict[str, dict[Placement, pulp.LpVariable]] = field(default_factory=dict)
     made: dict[str, dict[Placement, pulp.LpAffineExpression]] = field(default_factory=dict)
     """Value to (source placement to the 0/1 expression that it is made so)."""
-    moved: dict[tuple[str, Placement, Placement], pulp.LpVariable] = field(default_factory=dict)
     count: int = 0
 
     def variable(self, cost: float, *, binary: bool = False) -> pulp.LpVariable:
@@ -125,39 +126,51 @@ def _add_param(model: _Model, value: ValueProblem, prices: Prices, pinned: Place
     model.made[value.name] = {source: pulp.LpAffineExpression([(variable, 1)]) for source, variable in row.items()}
 
 
-def _wants(model: _Model) -> dict[Storage, list[pulp.LpAffineExpression]]:
-    """For each (value, placement): one 0/1 expression per reader, true when it wants the value so."""
-    found: dict[Storage, list[pulp.LpAffineExpression]] = {}
+def _readers(model: _Model) -> dict[str, list[Wants]]:
+    """For each value and each reader: per placement, the 0/1 expression that the reader wants it so.
+
+    A node that reads a value twice counts as two readers.
+    """
+    found: dict[str, list[Wants]] = {}
     for node, row in zip(model.problem.nodes, model.x, strict=True):
-        mine: dict[Storage, dict[int, pulp.LpVariable]] = {}
-        for index, candidate in enumerate(node.candidates):
-            for storage in zip(node.operands, candidate.strategy.inputs, strict=True):
-                mine.setdefault(storage, {})[index] = row[index]
-        for storage, variables in mine.items():
-            found.setdefault(storage, []).append(pulp.lpSum(variables.values()))
+        for position, name in enumerate(node.operands):
+            mine: dict[Placement, list[pulp.LpVariable]] = {}
+            for variable, candidate in zip(row, node.candidates, strict=True):
+                mine.setdefault(candidate.strategy.inputs[position], []).append(variable)
+            found.setdefault(name, []).append({place: pulp.lpSum(variables) for place, variables in mine.items()})
     for name, dst in model.problem.outputs:
         if dst is not None:
-            found.setdefault((name, dst), []).append(pulp.LpAffineExpression(constant=1))
+            found.setdefault(name, []).append({dst: pulp.LpAffineExpression(constant=1)})
     return found
 
 
 def _add_moves(model: _Model) -> None:
-    for (name, dst), readers in _wants(model).items():
-        sources = model.made[name]
-        groups: dict[tuple[float, bool], list[Placement]] = {}
-        for src in sources:
-            if src != dst:
-                move = model.problem.moves[name, src, dst]
-                groups.setdefault((move.total_us, move.copies), []).append(src)
-        supply = [sources[dst]] if dst in sources else []
-        for (total_us, _), members in groups.items():
-            moved = model.variable(total_us + TIE_BREAK_US)
-            model.add(moved <= pulp.lpSum(sources[src] for src in members))
-            supply.append(moved)
-            for src in members:
-                model.moved[name, src, dst] = moved
-        for reader in readers:
-            model.add(pulp.lpSum(supply) >= reader)
+    for name, readers in _readers(model).items():
+        shared: dict[MoveKey, pulp.LpVariable] = {}
+        for wants in readers:
+            _add_edge(model, name, wants, shared if len(readers) > 1 else None)
+
+
+def _add_edge(model: _Model, name: str, wants: Wants, shared: dict[MoveKey, pulp.LpVariable] | None) -> None:
+    """Transport of a value to one reader: what is made is what is sent, what is wanted is what arrives."""
+    sources = model.made[name]
+    flow: dict[tuple[Placement, Placement], pulp.LpVariable] = {}
+    for src in sources:
+        for dst in wants:
+            move = None if src == dst else model.problem.moves[name, src, dst]
+            price = 0.0 if move is None else move.total_us + TIE_BREAK_US
+            if move is None or shared is None:
+                flow[src, dst] = model.variable(price)
+                continue
+            flow[src, dst] = model.variable(0.0)
+            key = name, src, dst
+            if key not in shared:
+                shared[key] = model.variable(price)
+            model.add(shared[key] >= flow[src, dst])
+    for src, made in sources.items():
+        model.add(pulp.lpSum(flow[src, dst] for dst in wants) == made)
+    for dst, wanted in wants.items():
+        model.add(pulp.lpSum(flow[src, dst] for src in sources) == wanted)
 
 
 def _add_memory(model: _Model, price: float) -> None:

@@ -7,7 +7,7 @@ between stages, and summing whole gradients over the data axis. Memory: the stat
 from collections.abc import Iterator
 
 from autoplan.cluster import Cluster
-from autoplan.cost import Collective, CostModel
+from autoplan.cost import Collective
 from autoplan.ir import SegmentedGraph
 from autoplan.plan.memory import ParamBytes, state_causes
 from autoplan.plan.plan import DataMode
@@ -66,11 +66,11 @@ def lower_bound_us(tables: Tables, point: Point, segment_us: tuple[float, ...]) 
     sg, cost = tables.sg, tables.cost
     times = [segment_us[segment.kind] / point.tp for segment in sg.segments]
     total = sum(times)
-    stage = max(total / point.pp, max(times))
+    stage = max(total / point.pp, *times)
     groups = point.groups(tables.cluster)
     end = 0.0
     if point.dp > 1 and point.data == "replicate":
-        num_bytes = total_params(sg).trainable_whole // (point.pp * point.tp)
+        num_bytes = total_params(sg).trainable // (point.pp * point.tp)
         end = cost.collective_us(Collective(kind=CollectiveKind.ALL_REDUCE, num_bytes=num_bytes, group=groups.data))
     return (point.num_microbatches - 1) * stage + total + end
 
@@ -87,9 +87,9 @@ def least_state_bytes(sg: SegmentedGraph, point: Point, optimizer_states: int) -
     parts = point.pp * point.tp
     even = ParamBytes(
         whole=whole.whole // parts,
-        sharded=whole.whole // (parts * point.dp),
-        trainable_whole=whole.trainable_whole // parts,
-        trainable_sharded=whole.trainable_whole // (parts * point.dp),
+        trainable=whole.trainable // parts,
+        kept=whole.whole // (parts * point.dp),
+        kept_trainable=whole.trainable // (parts * point.dp),
     )
     return sum(state_causes(even, point.data_axis, optimizer_states))
 
@@ -100,4 +100,4 @@ def total_params(sg: SegmentedGraph) -> ParamBytes:
     read = [param for param in sg.graph.params if param.value in used]
     whole = sum(param.meta.num_bytes for param in read)
     trainable = sum(param.meta.num_bytes for param in read if param.trainable)
-    return ParamBytes(whole=whole, sharded=whole, trainable_whole=trainable, trainable_sharded=trainable)
+    return ParamBytes(whole=whole, trainable=trainable, kept=whole, kept_trainable=trainable)

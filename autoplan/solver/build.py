@@ -54,7 +54,11 @@ class Model:
 
     def metas_for(self, node: OpNode) -> Mapping[str, TensorMeta]:
         """Shapes of values as the node sees them."""
-        return ChainMap(dict(self.sliced[node.name]), dict(self.graph.metas)) if node.name in self.sliced else self.graph.metas
+        return (
+            ChainMap(dict(self.sliced[node.name]), dict(self.graph.metas))
+            if node.name in self.sliced
+            else self.graph.metas
+        )
 
     def needs_grad(self, value: str) -> bool:
         """Whether a gradient flows to the value."""
@@ -132,9 +136,12 @@ def _sync_us(meta: TensorMeta, source: Placement, axis: Axis) -> float:
 def _arriving(model: Model, name: str, axis: Axis, sequence: bool) -> ValueProblem:
     meta, crosses = model.graph.metas[name], model.is_boundary(name)
     source = crossing_placement(meta, axis.degree, sequence) if crosses else REPLICATE
-    origin = "input" if crosses else "given"
     return ValueProblem(
-        name=name, meta=meta, origin=origin, needs_grad=model.needs_grad(name), sources=(source,)
+        name=name,
+        meta=meta,
+        origin="input" if crosses else "given",
+        needs_grad=model.needs_grad(name),
+        sources=(source,),
     )
 
 
@@ -173,9 +180,7 @@ def _node(model: Model, node: OpNode, axis: Axis) -> NodeProblem:
     )
 
 
-def _candidate(
-    model: Model, node: OpNode, strategy: Strategy, kept: frozenset[str], axis: Axis
-) -> Candidate:
+def _candidate(model: Model, node: OpNode, strategy: Strategy, kept: frozenset[str], axis: Axis) -> Candidate:
     seen = model.metas_for(node)
     operands = _local(seen, node.operands, strategy.inputs, axis)
     results = _local(seen, node.results, strategy.outputs, axis)
@@ -200,7 +205,9 @@ def _candidate(
     )
 
 
-_PRODUCTS = frozenset({"aten.mul.Tensor", "aten.linear.default", "aten.mm.default", "aten.bmm.default", "aten.matmul.default"})
+_PRODUCTS = frozenset(
+    {"aten.mul.Tensor", "aten.linear.default", "aten.mm.default", "aten.bmm.default", "aten.matmul.default"}
+)
 
 
 def _has_backward(model: Model, node: OpNode) -> bool:
@@ -255,6 +262,4 @@ def prune(candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
 
 def param_bytes(problem: Problem, placements: Mapping[str, Placement]) -> int:
     """Bytes of the problem's parameters on one device."""
-    return sum(
-        local_bytes(v.meta, placements[v.name], problem.degree) for v in problem.values if v.origin == "param"
-    )
+    return sum(local_bytes(v.meta, placements[v.name], problem.degree) for v in problem.values if v.origin == "param")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from autoplan.plan.plan import CollectiveCount
 from autoplan.sharding import CollectiveKind
-from autoplan.solver.stagecost import Setting, StageCost, holders, in_class, param_of, tied_bytes
+from autoplan.solver.stagecost import Setting, StageCost, holders, in_class, param_of, trained_bytes
 from autoplan.solver.step import loss_bytes
 
 _AR, _AG, _RS = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
@@ -46,21 +46,28 @@ def _tensor(setting: Setting, stage: StageCost) -> list[CollectiveCount]:
 
 
 def _data(setting: Setting, stages: Sequence[StageCost], stage: int) -> list[CollectiveCount]:
+    """Whole gradients are summed once per segment; split parameters are gathered and scattered once per group.
+
+    A group is what one segment alone reads, or what several segments of the stage read.
+    """
     if setting.point.dp == 1:
         return []
-    found = [count for segment in stages[stage].segments for count in _data_of(setting, segment.memory.params.whole,
-             segment.memory.params.trainable_whole)]  # fmt: skip
-    if stage == len(stages) - 1 and setting.sg.graph.loss is not None:
-        found.append(CollectiveCount(axis="dp", kind=_AR, count=1, num_bytes=loss_bytes(setting)))
+    mine = stages[stage]
+    sums = [segment.data_sum_bytes for segment in mine.segments]
+    if stage == len(stages) - 1:
+        sums.append(loss_bytes(setting))
+    found = [CollectiveCount(axis="dp", kind=_AR, count=1, num_bytes=size) for size in sums if size]
+    if setting.point.data_axis.is_sharded:
+        gathers = 2 * setting.point.num_microbatches
+        for group in [*(segment.alone for segment in mine.segments), mine.held]:
+            found.append(_many("dp", _AG, gathers, group.gathered))
+            found.append(_many("dp", _RS, 1, group.gathered_trainable))
     return found
 
 
-def _data_of(setting: Setting, whole: int, trainable: int) -> list[CollectiveCount]:
-    if setting.point.data == "replicate":
-        return [CollectiveCount(axis="dp", kind=_AR, count=1, num_bytes=trainable)] if trainable else []
-    gathers = 2 * setting.point.num_microbatches
-    found = [CollectiveCount(axis="dp", kind=_AG, count=gathers, num_bytes=gathers * whole)] if whole else []
-    return found + ([CollectiveCount(axis="dp", kind=_RS, count=1, num_bytes=trainable)] if trainable else [])
+def _many(axis: str, kind: CollectiveKind, count: int, each_bytes: int) -> CollectiveCount:
+    """So many collectives of that size; none of no bytes."""
+    return CollectiveCount(axis=axis, kind=kind, count=count if each_bytes else 0, num_bytes=count * each_bytes)
 
 
 def _pipeline(setting: Setting, stage: StageCost) -> list[CollectiveCount]:
@@ -86,7 +93,7 @@ def _tied(setting: Setting, stages: Sequence[StageCost], stage: int) -> list[Col
     for offset, names in enumerate(mine.owned):
         for name in names:
             params = param_of(setting, mine.options[offset], *in_class(setting.sg, mine.start + offset, (name,)))
-            if len(held[name]) > 1 and params.trainable_whole:
-                size = tied_bytes(setting, params)
+            if len(held[name]) > 1 and params.trainable:
+                size = trained_bytes(setting, params)
                 found.append(CollectiveCount(axis="tied", kind=_AR, count=1, num_bytes=size))
     return found

@@ -1,9 +1,9 @@
 """A resolved choice x a way to recompute -> what one segment costs: the options of level 2.
 
-    none       everything that backward needs is kept
-    selective  results of matmuls, attention and collectives are kept, the rest is computed again in backward
-    full       only what the segment reads from earlier segments is kept; the forward pass runs again, its
-               collectives included
+none       everything that backward needs is kept
+selective  results of matmuls, attention and collectives are kept, the rest is computed again in backward
+full       only what the segment reads from earlier segments is kept; the forward pass runs again, its
+           collectives included
 """
 
 from collections.abc import Iterable

@@ -60,11 +60,13 @@ def _listed(values: tuple[int, ...]) -> str:
 
 def _check_degrees(sg: SegmentedGraph, cluster: Cluster, request: Request) -> None:
     devices = cluster.num_devices
-    pinned = {name: getattr(request, name) for name in ("pp", "dp", "tp") if getattr(request, name) is not None}
+    degrees = {"pp": request.pp, "dp": request.dp, "tp": request.tp}
+    pinned = {name: degree for name, degree in degrees.items() if degree is not None}
     for name, degree in pinned.items():
         if devices % degree:
             raise InputError(
-                f"{name}={degree} does not divide the {devices} devices of {cluster}; valid: {_listed(_divisors(devices))}"
+                f"{name}={degree} does not divide the {devices} devices of {cluster}; "
+                f"valid: {_listed(_divisors(devices))}"
             )
     product = math.prod(pinned.values())
     if devices % product or (len(pinned) == 3 and product != devices):

@@ -13,6 +13,7 @@ from autoplan.cluster import Group
 from autoplan.cost import Collective, CostModel, Work
 from autoplan.ir import DTYPE_BYTES, TensorMeta
 from autoplan.sharding import (
+    REPLICATE,
     REPLICATE_PARTIAL_GRAD,
     CollectiveKind,
     Partial,
@@ -220,7 +221,6 @@ def param_sources(wanted: set[Placement], trainable: bool) -> tuple[Placement, .
 
     A gradient that is a sum over the ranks is summed once a step, so a trainable parameter may start that way.
     """
-    found: set[Placement] = {p for p in wanted if not isinstance(p, Partial)} | {Replicate()}
-    if trainable:
-        found.add(REPLICATE_PARTIAL_GRAD)
+    found: set[Placement] = {p for p in wanted if not isinstance(p, Partial)}
+    found.update((REPLICATE, REPLICATE_PARTIAL_GRAD) if trainable else (REPLICATE,))
     return tuple(sorted(found, key=lambda p: (not isinstance(p, Shard), str(p))))

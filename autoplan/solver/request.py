@@ -35,8 +35,7 @@ class Request:
 
     def __post_init__(self) -> None:
         """Refuse what can be seen to be wrong without a model. Raises InputError."""
-        for name in ("pp", "dp", "tp", "microbatch"):
-            value = getattr(self, name)
+        for name, value in (("pp", self.pp), ("dp", self.dp), ("tp", self.tp), ("microbatch", self.microbatch)):
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, found {value}; leave it out to let the solver choose")
         if self.optimizer not in OPTIMIZER_STATES:
@@ -56,5 +55,12 @@ class Request:
     @property
     def pins(self) -> tuple[tuple[str, str], ...]:
         """What is pinned, for messages and the plan."""
-        names = ("pp", "dp", "tp", "microbatch", "recompute", "data")
-        return tuple((name, str(getattr(self, name))) for name in names if getattr(self, name) is not None)
+        pins: tuple[tuple[str, int | str | None], ...] = (
+            ("pp", self.pp),
+            ("dp", self.dp),
+            ("tp", self.tp),
+            ("microbatch", self.microbatch),
+            ("recompute", self.recompute),
+            ("data", self.data),
+        )
+        return tuple((name, str(value)) for name, value in pins if value is not None)

@@ -3,6 +3,8 @@
 Each output dim is a letter; an operand lacks the letters along which it is broadcast.
 """
 
+from dataclasses import replace
+
 from autoplan.sharding import REPLICATE, Placement, Shard, Strategy, can_split
 from autoplan.solver.rules_einsum import (
     Einsum,
@@ -44,7 +46,15 @@ def _divide(use: Use) -> Einsum:
 
 def _copy(use: Use) -> Einsum:
     both_float = use.inputs[0].is_float and use.outputs[0].is_float
-    return elementwise(use, (frozenset({0}),) if both_float else ())
+    return elementwise(replace(use, inputs=use.inputs[:1]), (frozenset({0}),) if both_float else ())
+
+
+def _type_as(use: Use) -> Einsum:
+    """Only the dtype of the second operand is read; one of the same shape may be split alike."""
+    rule = _copy(use)
+    alike = use.inputs[1].shape == use.inputs[0].shape
+    other = rule.inputs[0] if alike else (None,) * len(use.inputs[1].shape)
+    return Einsum(inputs=(rule.inputs[0], other), outputs=rule.outputs, linear=rule.linear, blocks=rule.blocks)
 
 
 def _where(use: Use) -> Einsum:
@@ -120,6 +130,7 @@ POINTWISE: dict[str, Rule] = {
     "aten.div.Scalar": _divide,
     "aten.div.Tensor_mode": _divide,
     "aten.true_divide.Tensor": _divide,
+    "aten.type_as.default": _type_as,
     "aten.where.self": _where,
     "aten.masked_fill.Scalar": _masked_fill,
 }

@@ -19,7 +19,7 @@ _ALL = (0, 1, 2, 3, 4)
 _BY_OP: tuple[tuple[Saved, str], ...] = (
     (Saved(), """add.Tensor add.Scalar sub.Tensor sub.Scalar rsub.Scalar neg.default positive.default to.dtype_layout
         to.dtype to.device _to_copy.default clone.default contiguous.default alias.default detach.default
-        lift_fresh_copy.default floor.default ceil.default round.default trunc.default sign.default
+        lift_fresh_copy.default type_as.default floor.default ceil.default round.default trunc.default sign.default
         floor_divide.default floor_divide.Scalar remainder.Scalar fmod.Scalar dropout.default
         isnan.default isinf.default isfinite.default eq.Scalar eq.Tensor ne.Scalar ne.Tensor lt.Scalar lt.Tensor
         le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar ge.Tensor logical_and.default logical_or.default

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from autoplan.sharding import REPLICATE
 from autoplan.solver.bounds import class_us, least_state_bytes, lower_bound_us, points
 from autoplan.solver.build import Model, crossing_placement, crossing_values
 from autoplan.solver.mesh import Point
@@ -14,7 +13,7 @@ from autoplan.solver.problem import local_bytes
 from autoplan.solver.request import Request
 from autoplan.solver.stagecost import Setting
 from autoplan.solver.step import Step, solve_step
-from autoplan.solver.tables import Tables
+from autoplan.solver.tables import Option, Tables
 
 Progress = Callable[[str], None]
 _STAGES_LIMIT_S = 3.0
@@ -80,9 +79,7 @@ def all_points(tables: Tables, request: Request) -> list[Point]:
 
 def search(tables: Tables, request: Request, progress: Progress) -> Search:
     """Find the best step. Deterministic unless the time limit strikes; then ``out_of_time`` says so."""
-    state = Search(
-        tables=tables, request=request, deadline=time.monotonic() + request.time_limit_s, progress=progress
-    )
+    state = Search(tables=tables, request=request, deadline=time.monotonic() + request.time_limit_s, progress=progress)
     todo = sorted((_bound(tables, point), point) for point in all_points(tables, request))
     for index, (bound, point) in enumerate(todo):
         if state.best is not None and state.time_left_s() <= 0:
@@ -92,7 +89,7 @@ def search(tables: Tables, request: Request, progress: Progress) -> Search:
             for later_bound, later in todo[index:]:
                 state.note(Loss(point=later, step_us=later_bound, is_bound=True))
             break
-        _try_point(state, point, bound)
+        _try_point(state, point)
     return state
 
 
@@ -100,7 +97,7 @@ def _bound(tables: Tables, point: Point) -> float:
     return lower_bound_us(tables, point, class_us(tables, point.microbatch))
 
 
-def _try_point(state: Search, point: Point, bound: float) -> None:
+def _try_point(state: Search, point: Point) -> None:
     limit = state.tables.cluster.memory_bytes
     least = least_state_bytes(state.tables.sg, point, state.request.optimizer_states)
     if least > limit:
@@ -111,8 +108,10 @@ def _try_point(state: Search, point: Point, bound: float) -> None:
     if steps:
         best = min(steps, key=lambda step: step.total_us)
         _accept(state, best)
-    elif None in found:
-        state.note(Loss(point=point, step_us=bound, is_bound=True))
+        return
+    bounds = [step for step in found if isinstance(step, float)]
+    if bounds:
+        state.note(Loss(point=point, step_us=min(bounds), is_bound=True))
     else:
         reason = "; ".join(sorted({_why(s) for s in found if isinstance(s, SolveState)}))
         state.note(Loss(point=point, step_us=None, reason=reason))
@@ -133,22 +132,22 @@ def _why(state: SolveState) -> str:
     return "no cut into stages fits the memory" if state is SolveState.INFEASIBLE else state.value
 
 
-def solve_point(state: Search, point: Point, sequence: bool) -> Step | SolveState | None:
-    """Best step at a point; the state of the MILP when it has none; None when its bound cannot beat the best."""
+def solve_point(state: Search, point: Point, sequence: bool) -> Step | SolveState | float:
+    """Best step at a point; the state of the MILP when it has none; its lower bound when that cannot beat the best."""
     table = state.tables.table(point.tp, point.microbatch, sequence)
     if state.best is not None:
-        fastest = tuple(
-            min(
-                o.cost.forward_us + o.cost.backward_us + o.cost.forward_comm_us + o.cost.backward_comm_us for o in row
-            )
-            * point.tp
-            for row in table.options
-        )
-        if lower_bound_us(state.tables, point, fastest) >= state.best.total_us:
-            return None
+        bound = lower_bound_us(state.tables, point, tuple(_fastest_us(row) * point.tp for row in table.options))
+        if bound >= state.best.total_us:
+            return bound
     state.num_solved += 1
     limit = min(_STAGES_LIMIT_S, max(0.5, state.time_left_s()))
     return solve_step(setting_at(state.tables, state.request, point, sequence), table, limit)
+
+
+def _fastest_us(options: tuple[Option, ...]) -> float:
+    """One segment by its fastest option, tensor communication included."""
+    costs = [option.cost for option in options]
+    return min(c.forward_us + c.backward_us + c.forward_comm_us + c.backward_comm_us for c in costs)
 
 
 def setting_at(tables: Tables, request: Request, point: Point, sequence: bool) -> Setting:
@@ -178,13 +177,11 @@ def cut_bytes(model: Model, degree: int, sequence: bool) -> tuple[tuple[int, ...
     """For each position of the chain: local bytes of every value made before it and read from it on."""
     sg = model.sg
     last_read = {name: i for i, segment in enumerate(sg.segments) for name in segment.inputs}
-    crossing = [name for segment in sg.segments for name in segment.outputs if name in crossing_values(sg)]
+    crossing = crossing_values(sg)
     found: list[list[int]] = [[] for _ in range(len(sg.segments) + 1)]
-    for name in crossing:
+    for name in (name for segment in sg.segments for name in segment.outputs if name in crossing):
         meta = model.graph.metas[name]
-        place = crossing_placement(meta, degree, sequence) if degree > 1 else REPLICATE
+        place = crossing_placement(meta, degree, sequence)
         for position in range(model.made_in[name] + 1, last_read[name] + 1):
             found[position].append(local_bytes(meta, place, degree))
     return tuple(map(tuple, found))
-
-

@@ -4,6 +4,7 @@ A segment's ``end`` terms are paid once a step, the others once a microbatch. Sh
 each use, hidden only behind the segment's own compute; whole ones are summed fully exposed at the end of the step.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -68,6 +69,10 @@ class SegmentCost:
     optimizer_us: float
     tensor_sum_bytes: int
     """Gradients summed over the tensor axis once a step."""
+    data_sum_bytes: int
+    """Gradients all-reduced over the data axis once a step."""
+    alone: ParamBytes
+    """Parameters that no other segment of the stage reads: gathered and scattered around this one."""
     memory: SegmentMemory
 
     @property
@@ -91,16 +96,20 @@ class SegmentCost:
         return self.tensor_end_us + self.data_end_us + self.optimizer_us
 
 
-def segment_cost(setting: Setting, option: Option, owned: Iterable[str]) -> SegmentCost:
-    """Price a segment. ``owned`` are those of its parameters, named as in the first segment of its class, that no
-    earlier segment of the stage reads.
-    """  # fmt: skip
-    names = tuple(owned)
-    params = sum((param_of(setting, option, name) for name in names), ParamBytes())
-    summed = sum(_summed_bytes(setting, option, name) for name in names)
-    cost, data = option.cost, setting.point.data_axis
-    gather = setting.collective_us(CollectiveKind.ALL_GATHER, params.whole, setting.groups.data)
-    gather = gather if data.is_sharded else 0.0
+def segment_cost(setting: Setting, option: Option, owned: Iterable[str], shared: Iterable[str] = ()) -> SegmentCost:
+    """Price a segment.
+
+    ``owned`` are those of its parameters, named as in the first segment of its class, that no earlier segment of the
+    stage reads; ``shared`` are those of them that a later one reads, so that the stage gathers them.
+    """
+    names, held = tuple(owned), frozenset(shared)
+    each = {name: param_of(setting, option, name) for name in names}
+    params = sum(each.values(), ParamBytes())
+    alone = sum((size for name, size in each.items() if name not in held), ParamBytes())
+    summed = sum(_tensor_sum_bytes(setting, option, name) for name in names)
+    cost = option.cost
+    gather = gather_us(setting, alone)
+    data_sums = data_sum_bytes(setting, params)
     return SegmentCost(
         forward_us=cost.forward_us,
         backward_us=cost.backward_us,
@@ -109,11 +118,15 @@ def segment_cost(setting: Setting, option: Option, owned: Iterable[str]) -> Segm
         forward_gather_us=max(0.0, gather - cost.forward_us),
         backward_gather_us=max(0.0, gather - cost.backward_us),
         tensor_end_us=setting.collective_us(CollectiveKind.ALL_REDUCE, summed, setting.groups.tensor),
-        data_end_us=_data_end_us(setting, params, cost.backward_us),
+        data_end_us=setting.collective_us(CollectiveKind.ALL_REDUCE, data_sums, setting.groups.data)
+        + max(0.0, scatter_us(setting, alone) - cost.backward_us),
         optimizer_us=optimizer_us(setting, params),
         tensor_sum_bytes=summed,
+        data_sum_bytes=data_sums,
+        alone=alone,
         memory=SegmentMemory(
             params=params,
+            gathered_bytes=alone.gathered,
             activation_bytes=cost.activation_bytes,
             transient_bytes=cost.transient_bytes,
             buffer_bytes=option.buffer_bytes,
@@ -129,25 +142,40 @@ def param_of(setting: Setting, option: Option, name: str) -> ParamBytes:
     )
 
 
-def _summed_bytes(setting: Setting, option: Option, name: str) -> int:
+def _tensor_sum_bytes(setting: Setting, option: Option, name: str) -> int:
     place: Placement = option.resolved.sources[name]
     if setting.point.tp == 1 or place != REPLICATE_PARTIAL_GRAD:
         return 0
-    held = param_of(setting, option, name)
-    return held.trainable_sharded if setting.point.data_axis.is_sharded else held.trainable_whole
+    return trained_bytes(setting, param_of(setting, option, name))
 
 
-def _data_end_us(setting: Setting, params: ParamBytes, backward_us: float) -> float:
-    group = setting.groups.data
-    if setting.point.data_axis.is_sharded:
-        reduce = setting.collective_us(CollectiveKind.REDUCE_SCATTER, params.trainable_whole, group)
-        return max(0.0, reduce - backward_us)
-    return setting.collective_us(CollectiveKind.ALL_REDUCE, params.trainable_whole, group)
+def trained_bytes(setting: Setting, params: ParamBytes) -> int:
+    """Bytes of the trainable parameters that one rank updates."""
+    return params.kept_trainable if setting.point.data_axis.is_sharded else params.trainable
+
+
+def data_sum_bytes(setting: Setting, params: ParamBytes) -> int:
+    """Gradients that are all-reduced over the data axis: all in mode "replicate", else those it cannot split."""
+    if setting.point.dp == 1:
+        return 0
+    return params.trainable - (params.gathered_trainable if setting.point.data_axis.is_sharded else 0)
+
+
+def gather_us(setting: Setting, params: ParamBytes) -> float:
+    """Time to gather parameters once; 0 when the data axis does not split them."""
+    num_bytes = params.gathered if setting.point.data_axis.is_sharded else 0
+    return setting.collective_us(CollectiveKind.ALL_GATHER, num_bytes, setting.groups.data)
+
+
+def scatter_us(setting: Setting, params: ParamBytes) -> float:
+    """Time to reduce and scatter their gradients; 0 when the data axis does not split them."""
+    num_bytes = params.gathered_trainable if setting.point.data_axis.is_sharded else 0
+    return setting.collective_us(CollectiveKind.REDUCE_SCATTER, num_bytes, setting.groups.data)
 
 
 def optimizer_us(setting: Setting, params: ParamBytes) -> float:
     """Update of the trainable parameters: read gradient, parameter and states, write parameter and states."""
-    trained = params.trainable_sharded if setting.point.data_axis.is_sharded else params.trainable_whole
+    trained = trained_bytes(setting, params)
     if trained == 0:
         return 0.0
     traffic = trained * (3 + 2 * setting.optimizer_states)
@@ -166,6 +194,11 @@ class StageCost:
     owned: tuple[tuple[str, ...], ...]
     """Per segment: the parameters it owns, by their own names."""
     segments: tuple[SegmentCost, ...]
+    held: ParamBytes
+    """Parameters that several segments read: gathered once for the whole stage."""
+    held_gather_us: float
+    """Gathering them once, fully exposed; happens in forward and in backward."""
+    held_scatter_us: float
     send_us: float
     """Forward to the next stage and backward to the one before, one microbatch."""
     tied_us: float
@@ -175,12 +208,12 @@ class StageCost:
     @property
     def time_us(self) -> float:
         """One microbatch."""
-        return sum(segment.time_us for segment in self.segments) + self.send_us
+        return sum(segment.time_us for segment in self.segments) + self.send_us + 2 * self.held_gather_us
 
     @property
     def end_us(self) -> float:
         """Once a step."""
-        return sum(segment.end_us for segment in self.segments) + self.tied_us
+        return sum(segment.end_us for segment in self.segments) + self.tied_us + self.held_scatter_us
 
 
 def owned_params(sg: SegmentedGraph, start: int, end: int) -> tuple[tuple[str, ...], ...]:
@@ -213,9 +246,21 @@ def stage_cost(setting: Setting, options: tuple[Option, ...], stage: int, edges:
     """Price segments ``edges[stage]`` to ``edges[stage + 1]``, run by ``options``."""
     start, end = edges[stage], edges[stage + 1]
     owned = owned_params(setting.sg, start, end)
+    reads = Counter(name for segment in setting.sg.segments[start:end] for name in segment.params)
+    shared = tuple(tuple(name for name in names if reads[name] > 1) for names in owned)
     segments = tuple(
-        segment_cost(setting, option, in_class(setting.sg, start + i, names))
+        segment_cost(
+            setting, option, in_class(setting.sg, start + i, names), in_class(setting.sg, start + i, shared[i])
+        )
         for i, (option, names) in enumerate(zip(options, owned, strict=True))
+    )
+    stage_held = sum(
+        (
+            param_of(setting, options[i], name)
+            for i, names in enumerate(shared)
+            for name in in_class(setting.sg, start + i, names)
+        ),
+        ParamBytes(),
     )
     held = holders(setting.sg, edges)
     tied = [
@@ -231,6 +276,9 @@ def stage_cost(setting: Setting, options: tuple[Option, ...], stage: int, edges:
         options=options,
         owned=owned,
         segments=segments,
+        held=stage_held,
+        held_gather_us=gather_us(setting, stage_held),
+        held_scatter_us=scatter_us(setting, stage_held),
         send_us=sum(map(setting.send_us, ends)),
         tied_us=sum(tied_us(setting, params, count) for params, count in tied),
         memory=stage_memory(
@@ -239,17 +287,13 @@ def stage_cost(setting: Setting, options: tuple[Option, ...], stage: int, edges:
             in_flight=setting.point.in_flight(stage),
             optimizer_states=setting.optimizer_states,
             prelude_bytes=setting.prelude_bytes,
+            held_bytes=stage_held.gathered,
         ),
     )
-
-
-def tied_bytes(setting: Setting, params: ParamBytes) -> int:
-    """Bytes of a tied parameter's gradient on one device."""
-    return params.trainable_sharded if setting.point.data_axis.is_sharded else params.trainable_whole
 
 
 def tied_us(setting: Setting, params: ParamBytes, num_holders: int) -> float:
     """Time of summing the gradient of a tied parameter over the stages that hold it."""
     per_node = min(num_holders, setting.groups.pipeline.per_node)
     group = Group(size=num_holders, per_node=per_node)
-    return setting.collective_us(CollectiveKind.ALL_REDUCE, tied_bytes(setting, params), group)
+    return setting.collective_us(CollectiveKind.ALL_REDUCE, trained_bytes(setting, params), group)

@@ -218,7 +218,7 @@ def least_longest_us(chain: ChainProblem) -> float:
     """
     times = [min(o.time_us for o in row) for row, n in zip(chain.options, chain.lengths, strict=True) for _ in range(n)]
     fixed = min(stage.fixed_us for stage in chain.stages)
-    low, high = max(max(times), sum(times) / len(chain.stages)), sum(times)
+    low, high = max(*times, sum(times) / len(chain.stages)), sum(times)
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if _num_stages(times, middle) <= len(chain.stages) else (middle, high)

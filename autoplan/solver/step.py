@@ -12,9 +12,11 @@ from autoplan.solver.stagecost import (
     SegmentCost,
     Setting,
     StageCost,
+    data_sum_bytes,
     in_class,
     optimizer_us,
     param_of,
+    scatter_us,
     segment_cost,
     stage_cost,
     tied_us,
@@ -101,21 +103,23 @@ def _distinct(setting: Setting, run: Run, options: tuple[Option, ...]) -> tuple[
 
 
 def _beats(left: OptionCost, right: OptionCost) -> bool:
-    names = ("time_us", "end_us", "state_bytes", "activation_bytes", "transient_bytes")
-    return all(getattr(left, name) <= getattr(right, name) for name in names)
+    return all(mine <= other for mine, other in zip(_figures(left), _figures(right), strict=True))
+
+
+def _figures(cost: OptionCost) -> tuple[float, ...]:
+    return cost.time_us, cost.end_us, cost.state_bytes, cost.activation_bytes, cost.transient_bytes
 
 
 def option_cost(setting: Setting, run: Run, option: Option) -> OptionCost:
-    """Price of a segment for the MILP: shared parameters count when it runs, but their state is the stage's."""
+    """Price of a segment for the MILP; parameters that all its segments share with others are the stage's."""
     data = setting.point.data_axis
-    everything = segment_cost(setting, option, setting.sg.representative(run.kind).params)
     alone = segment_cost(setting, option, _own(setting, run))
     return OptionCost(
-        time_us=everything.time_us,
+        time_us=alone.time_us,
         end_us=alone.end_us,
         state_bytes=sum(state_causes(alone.memory.params, data, setting.optimizer_states)),
-        activation_bytes=everything.memory.activation_bytes,
-        transient_bytes=sum(running_causes(everything.memory, data)),
+        activation_bytes=alone.memory.activation_bytes,
+        transient_bytes=sum(running_causes(alone.memory, data)),
     )
 
 
@@ -124,9 +128,7 @@ def _own(setting: Setting, run: Run) -> tuple[str, ...]:
     shared = set(shared_params(setting.sg))
     segments = setting.sg.segments[run.start : run.start + run.length]
     first = setting.sg.representative(run.kind).params
-    return tuple(
-        name for position, name in enumerate(first) if not all(s.params[position] in shared for s in segments)
-    )
+    return tuple(name for position, name in enumerate(first) if not all(s.params[position] in shared for s in segments))
 
 
 def _chain(setting: Setting, runs: tuple[Run, ...], rows: tuple[tuple[Priced, ...], ...]) -> ChainProblem:
@@ -162,14 +164,13 @@ def _shared(
     run = runs[readers[0]]
     index = next(i for i in range(run.start, run.start + run.length) if name in setting.sg.segments[i].params)
     params: ParamBytes = param_of(setting, rows[readers[0]][0][0], *in_class(setting.sg, index, (name,)))
-    end = optimizer_us(setting, params)
+    end = optimizer_us(setting, params) + scatter_us(setting, params)
     if setting.point.pp > 1:
         end += tied_us(setting, params, 2)
-    if not setting.point.data_axis.is_sharded:
-        end += setting.collective_us(CollectiveKind.ALL_REDUCE, params.trainable_whole, setting.groups.data)
-    return SharedParam(
-        state_bytes=sum(state_causes(params, setting.point.data_axis, setting.optimizer_states)), end_us=end
-    )
+    end += setting.collective_us(CollectiveKind.ALL_REDUCE, data_sum_bytes(setting, params), setting.groups.data)
+    data = setting.point.data_axis
+    gathered = params.gathered + params.trainable if data.is_sharded else params.trainable
+    return SharedParam(state_bytes=sum(state_causes(params, data, setting.optimizer_states)) + gathered, end_us=end)
 
 
 def step_amounts(setting: Setting, stages: Sequence[StageCost]) -> Amounts:
@@ -190,7 +191,11 @@ def step_amounts(setting: Setting, stages: Sequence[StageCost]) -> Amounts:
         ),
         (
             "data communication",
-            m * _sum(slowest, lambda s: s.gather_us) + _sum(last, lambda s: s.data_end_us) + last.tied_us + loss_data,
+            m * (_sum(slowest, lambda s: s.gather_us) + 2 * slowest.held_gather_us)
+            + _sum(last, lambda s: s.data_end_us)
+            + last.held_scatter_us
+            + last.tied_us
+            + loss_data,
         ),
         ("pipeline communication", m * slowest.send_us + loss_pipeline),
         ("bubble", sum(stage.time_us for stage in stages) - slowest.time_us),

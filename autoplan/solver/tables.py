@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from autoplan.cluster import Cluster, Group
 from autoplan.cost import Collective, CostModel
+from autoplan.errors import AutoplanError
 from autoplan.ir import SegmentedGraph
 from autoplan.plan.plan import RECOMPUTE, LayoutCost, Recompute
 from autoplan.sharding import CollectiveKind, Placement
@@ -127,7 +128,8 @@ def solve_variants(
     for price in prices:
         solution = solve_block(problem, price, fixed)
         states.add(solution.state)
-        assert solution.choice is not None, f"a class could not be solved: {solution.state.value}"
+        if solution.choice is None:
+            raise AutoplanError(f"the placements of a class of segments were not found: {solution.state.value}")
         found[solution.choice] = None
     return tuple(resolve(problem, choice) for choice in found)
 
@@ -168,7 +170,9 @@ def fix_shared(sg: SegmentedGraph, problems: tuple[Problem, ...], prices: Prices
         return fixed
     uses = [sum(segment.kind == kind for segment in sg.segments) for kind in range(len(problems))]
     for group in shared_slots(sg):
-        best = min(_placements(problems, group), key=lambda place: _joint_cost(problems, uses, fixed, group, place, prices))
+        best = min(
+            _placements(problems, group), key=lambda place: _joint_cost(problems, uses, fixed, group, place, prices)
+        )
         for kind, name in group:
             fixed[kind][name] = best
     return fixed

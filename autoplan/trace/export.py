@@ -57,6 +57,7 @@ def export_program(adapter: Adapter, tensors: list[Tensor]) -> torch.export.Expo
     """Export without in-place ops; buffers and inputs that the model writes to are refused."""
     with _user_errors(type(adapter.model).__name__):
         program = torch.export.export(adapter, tuple(tensors), strict=False)
+        _refuse_hidden_no_grad(program.graph_module)
         _detach_no_grad_regions(program.graph_module)
         if _needs_functional_form(program.graph_module):
             program = program.run_decompositions({})
@@ -91,6 +92,20 @@ def _needs_functional_form(module: fx.GraphModule) -> bool:
     return False
 
 
+def _refuse_hidden_no_grad(module: fx.GraphModule) -> None:
+    """torch.export forgets a no_grad inside autocast; all that is left of it is that the region is in pieces."""
+    for graph_module in module.modules():
+        nodes = graph_module.graph.nodes if isinstance(graph_module, fx.GraphModule) else ()
+        calls = [n for n in nodes if op_name(n.target) is not None or wrapper_name(n.target) is not None]
+        for one, two in zip(calls, calls[1:], strict=False):
+            names = wrapper_name(one.target), wrapper_name(two.target)
+            if names == (INLINED_WRAPPERS[1],) * 2 and one.args[:4] == two.args[:4]:
+                raise TraceError(
+                    "the model has two autocast regions in a row, or no_grad inside autocast; torch.export cannot tell "
+                    "one from the other. Join the regions, or take no_grad out of autocast (use .detach() inside)."
+                )
+
+
 def _detach_no_grad_regions(module: fx.GraphModule) -> None:
     """Inlining a no_grad region would let gradients through, so detach what it returns."""
     for graph_module in module.modules():
@@ -103,15 +118,17 @@ def _detach_no_grad_regions(module: fx.GraphModule) -> None:
 
 def _detach_results(region: fx.Node) -> None:
     for item in list(region.users):
+        readers = list(item.users)
         with region.graph.inserting_after(item):
             detached = region.graph.call_function(torch.ops.aten.detach.default, (item,))
         detached.meta = dict(item.meta)
-        item.replace_all_uses_with(detached, delete_user_cb=lambda user, own=detached: user is not own)
+        for reader in readers:
+            reader.replace_input_with(item, detached)
 
 
 @contextlib.contextmanager
 def _user_errors(name: str) -> Iterator[None]:
-    """Turn whatever export raises into a TraceError with the user's line, and keep torch's debug output and warnings away."""
+    """Turn whatever export raises into a TraceError with the user's line, and silence torch meanwhile."""
     heard = io.StringIO()
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -233,9 +233,8 @@ def test_help_does_not_load_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-END_TO_END = pytest.mark.skipif(
-    importlib.util.find_spec("autoplan.api") is None, reason="autoplan.api is not there yet"
-)
+WHOLE = all(importlib.util.find_spec(name) for name in ("autoplan.api", "autoplan.solver.solve"))
+END_TO_END = pytest.mark.skipif(not WHOLE, reason="autoplan.api or the solver is not there yet")
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "nanogpt.py")
 
 
@@ -250,16 +249,16 @@ def test_search_then_report_for_real(tmp_path):
 
 @END_TO_END
 @pytest.mark.parametrize(
-    ("args", "code"),
+    ("args", "codes"),
     [
-        (["no_such_file.py", "--cluster", "8xH100"], 2),
-        ([EXAMPLE, "--cluster", "8xNoSuchGPU"], 2),
-        ([EXAMPLE, "--cluster", "8xH100", "--tp", "3"], 2),
-        ([EXAMPLE, "--cluster", "8xH100", "--global-batch", "7", "--dp", "2"], 2),
+        (["no_such_file.py", "--cluster", "8xH100"], {2}),
+        ([EXAMPLE, "--cluster", "8xNoSuchGPU"], {2}),
+        ([EXAMPLE, "--cluster", "8xH100", "--tp", "3"], {2, 3}),
+        ([EXAMPLE, "--cluster", "8xH100", "--global-batch", "7", "--dp", "2"], {2, 3}),
     ],
 )
-def test_wrong_input_for_real(args, code):
+def test_wrong_input_for_real(args, codes):
     result = run("search", *args)
-    assert result.exit_code == code, result.stderr
+    assert result.exit_code in codes, result.stderr
     assert "error: " in result.stderr
     assert isinstance(result.exception, SystemExit)

@@ -33,6 +33,11 @@ class Reference:
 
 @cache
 def reference(name: str, batch_size: int) -> Reference:
+    with zoo.InFloat64():
+        return _reference(name, batch_size)
+
+
+def _reference(name: str, batch_size: int) -> Reference:
     model = zoo.build(name)
     entry = zoo.ZOO[name]
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
@@ -80,7 +85,7 @@ def agree(name: str, plan: autoplan.Plan, batch_size: int, mutation: str = "") -
         if not error <= TOLERANCE:
             found.append(f"{what}: off by {error:.3g}")
 
-    with MUTATIONS[mutation]():
+    with zoo.InFloat64(), MUTATIONS[mutation]():
         model = autoplan.compile(zoo.build(name), plan)
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
         for step in range(STEPS):
@@ -103,11 +108,11 @@ def agree(name: str, plan: autoplan.Plan, batch_size: int, mutation: str = "") -
         assert len(outputs) == len(expected.evaluated)
         for i, (got, want) in enumerate(zip(outputs, expected.evaluated, strict=True)):
             compare(f"eval output {i}", got, want)
-    check_names(model, zoo.build(name), plan)
+    check_names(model, zoo.build(name))
     return found
 
 
-def check_names(model: nn.Module, plain: nn.Module, plan: autoplan.Plan) -> None:
+def check_names(model: nn.Module, plain: nn.Module) -> None:
     """All ranks together have the user's names, and parameters are DTensors."""
     assert all(isinstance(p, DTensor) for p in model.parameters())
     gathered: list[list[str] | None] = [None] * dist.get_world_size()

@@ -1,4 +1,4 @@
-"""One sample use or more of every op in the rule table. Sizes 4, 5 and 6 make even and uneven splits on 2 and 3 ranks."""
+"""One sample use or more of every op in the rule table; sizes 4, 5 and 6 split evenly and unevenly on 2 and 3 ranks."""
 
 from dataclasses import dataclass, field
 
@@ -58,13 +58,12 @@ _BITS = ("bitwise_and", "bitwise_or", "bitwise_xor", "__and__", "__or__", "__xor
 
 
 def pointwise() -> list[Sample]:
+    coarse = ((64 * floats(4, 6)).round() / 64).float()
     found = [sample(f"{op}.default", X, x=floats(4, 6)) for op in _UNARY.split()]
     found += [sample(op, X, 0.5, x=floats(5, 6)) for op in _SCALAR.split()]
     found += [sample(op, X, Y, x=floats(4, 5, 6), y=floats(5, 1)) for op in _BINARY.split()]
     found += [sample(f"{op}.Tensor", X, Y, x=integers(9, 4, 6), y=integers(9, 6)) for op in _BITS]
-    found += [
-        sample(f"{op}.Scalar", X, 3, x=integers(9, 4, 6)) for op in _BITS if op != "__xor__" and op != "bitwise_xor"
-    ]
+    found += [sample(f"{op}.Scalar", X, 3, x=integers(9, 4, 6)) for op in _BITS if "xor" not in op]
     return [
         *found,
         sample("add.Tensor", X, Y, x=floats(4, 6), y=floats(4, 6)),
@@ -92,11 +91,14 @@ def pointwise() -> list[Sample]:
         sample("masked_fill.Scalar", X, M, 0.0, x=floats(4, 6), m=booleans(6)),
         sample("masked_fill.Scalar", X, M, -1.0, x=floats(4, 6), m=booleans(4, 1)),
         sample("masked_fill.Tensor", X, M, Y, x=floats(4, 6), m=booleans(6), y=floats()),
-        sample("to.dtype", X, FLOAT64, x=floats(4, 6).float()),
+        sample("to.dtype", X, FLOAT64, x=coarse),
+        sample("to.dtype", X, Token("dtype", "float32"), x=coarse.double()),
         sample("to.dtype", X, FLOAT64, x=integers(9, 4, 6)),
+        sample("type_as.default", X, Y, x=coarse, y=floats(4, 6)),
+        sample("type_as.default", X, Y, x=coarse, y=floats(6)),
         sample("to.dtype_layout", X, kwargs={"dtype": FLOAT64}, x=floats(4, 6)),
         sample("to.device", X, Token("device", "cpu"), FLOAT64, x=floats(4, 6)),
-        sample("_to_copy.default", X, kwargs={"dtype": FLOAT64}, x=floats(4, 6).float()),
+        sample("_to_copy.default", X, kwargs={"dtype": FLOAT64}, x=coarse),
     ]
 
 
@@ -123,7 +125,8 @@ def matmuls() -> list[Sample]:
         sample("linear.default", X, Y, Z, x=floats(2, 5, 6), y=floats(12, 6), z=floats(12)),
         sample("linear.default", X, Y, Z, x=floats(5), y=floats(7, 5), z=floats(7)),
         sample("addmm.default", X, Y, Z, x=floats(12), y=floats(5, 6), z=floats(6, 12)),
-        sample("addmm.default", X, Y, Z, kwargs={"beta": 0.5, "alpha": 2}, x=floats(5, 1), y=floats(5, 6), z=floats(6, 4)),
+        sample("addmm.default", X, Y, Z, kwargs={"beta": 0.5, "alpha": 2},
+               x=floats(5, 1), y=floats(5, 6), z=floats(6, 4)),
         sample("baddbmm.default", X, Y, Z, x=floats(1, 5), y=floats(4, 6, 5), z=floats(4, 5, 5)),
         sample("mm.default", X, Y, x=floats(4, 5), y=floats(5, 6)),
         sample("bmm.default", X, Y, x=floats(4, 5, 6), y=floats(4, 6, 3)),
@@ -143,7 +146,8 @@ def matmuls() -> list[Sample]:
         sample("scaled_dot_product_attention.default", X, Y, Z, Ref("m"), kwargs={"scale": 0.5},
                x=floats(2, 6, 4, 3), y=floats(2, 6, 5, 3), z=floats(2, 6, 5, 4), m=mask),
         sample("scaled_dot_product_attention.default", X, Y, Z, kwargs={"attn_mask": M},
-               x=floats(2, 6, 4, 3), y=floats(2, 6, 5, 3), z=floats(2, 6, 5, 4), m=booleans(6, 4, 5) | (torch.arange(5) == 0)),
+               x=floats(2, 6, 4, 3), y=floats(2, 6, 5, 3), z=floats(2, 6, 5, 4),
+               m=booleans(6, 4, 5) | (torch.arange(5) == 0)),
         sample("scaled_dot_product_attention.default", X, Y, Z, kwargs={"enable_gqa": True},
                x=floats(2, 12, 4, 3), y=floats(2, 6, 5, 3), z=floats(2, 6, 5, 3)),
         sample("scaled_dot_product_attention.default", X, Y, Z, None, 0.0, True, kwargs={"enable_gqa": True},

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import oracle
 import pytest
+from toy_cost import ToyCost
 
 from autoplan.cluster import Group
-from autoplan.cost import Collective, Work
 from autoplan.ir import TensorMeta
 from autoplan.sharding import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Shard, Strategy
 from autoplan.solver.block import solve_block
@@ -32,16 +32,6 @@ PRICES = (
 )
 
 
-class ToyCost:
-    """Latency and bandwidth, nothing else."""
-
-    def compute_us(self, work: Work) -> float:
-        return work.launches + work.num_bytes * 1e-3 + work.flops * 1e-4
-
-    def collective_us(self, collective: Collective) -> float:
-        return 2.0 + collective.num_bytes * 0.01 * len(collective.kind.value) / 10
-
-
 AXIS = Axis(group=Group(size=2, per_node=2), cost=ToyCost())
 
 
@@ -62,16 +52,16 @@ def random_problem(seed: int, num_nodes: int):
         )
         names += results
     values = [
-        ValueProblem(name="x", meta=metas, origin="input", needs_grad=True, sources=(rng.choice((REPLICATE, Shard(1))),)),
+        ValueProblem(
+            name="x", meta=metas, origin="input", needs_grad=True, sources=(rng.choice((REPLICATE, Shard(1))),)
+        ),
         ValueProblem(name="c", meta=metas, origin="given", needs_grad=True, sources=(REPLICATE,)),
     ]
     for i in range(num_params):
         sources = param_sources({place for name, place in wants_of(tuple(nodes)) if name == f"param:{i}"}, True)
         sync = tuple(5.0 * (s == REPLICATE_PARTIAL_GRAD) for s in sources)
         values.append(
-            ValueProblem(
-                name=f"param:{i}", meta=metas, origin="param", needs_grad=True, sources=sources, sync_us=sync
-            )
+            ValueProblem(name=f"param:{i}", meta=metas, origin="param", needs_grad=True, sources=sources, sync_us=sync)
         )
     values += [
         ValueProblem(name=name, meta=metas, origin="node", needs_grad=rng.random() < 0.8, sources=())
@@ -88,7 +78,10 @@ def random_candidate(rng: random.Random, operands, results) -> Candidate:
     pairs = [*zip(operands, strategy.inputs, strict=True), *zip(results, strategy.outputs, strict=True)]
     saved = tuple(pair for pair in pairs if rng.random() < 0.5)
     return Candidate(
-        strategy=strategy, forward_us=rng.choice((0.0, 1.0, 3.0)), backward_us=rng.choice((0.0, 2.0)), saved=saved,
+        strategy=strategy,
+        forward_us=rng.choice((0.0, 1.0, 3.0)),
+        backward_us=rng.choice((0.0, 2.0)),
+        saved=saved,
         extra_bytes=rng.choice((0, 0, 64)),
     )
 
@@ -126,9 +119,7 @@ def test_same_problem_same_choice():
 
 def test_a_move_is_shared_by_its_readers():
     meta = TensorMeta(shape=(4, 8), dtype="float32")
-    read = Candidate(
-        strategy=Strategy(inputs=(REPLICATE,), outputs=(REPLICATE,)), forward_us=1.0, backward_us=0.0
-    )
+    read = Candidate(strategy=Strategy(inputs=(REPLICATE,), outputs=(REPLICATE,)), forward_us=1.0, backward_us=0.0)
     nodes = tuple(NodeProblem(name=f"n{i}", operands=("x",), results=(f"n{i}",), candidates=(read,)) for i in range(3))
     values = (
         ValueProblem(name="x", meta=meta, origin="input", needs_grad=True, sources=(Shard(0),)),

@@ -173,8 +173,6 @@ class HalfRegion(nn.Module):
             teacher = self.a(x)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             student = self.b(x)
-            with torch.no_grad():
-                student = student + self.a(x)
         return (student.float() - teacher).pow(2).mean()
 
 
@@ -255,6 +253,18 @@ class Unknown(nn.Module):
         return object()
 
 
+class HiddenNoGrad(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.no_grad():
+                x = self.layer(x)
+            return self.layer(x)
+
+
 class Item(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * x.sum().item()
@@ -270,6 +280,7 @@ class Item(nn.Module):
         (Complex(), r"dtype complex64.*real tensors"),
         (Writes(), "writes to its input"),
         (Unknown(), "returns a object"),
+        (HiddenNoGrad(), "no_grad inside autocast"),
         (Item(), r"not a tensor"),
     ],
 )

@@ -1,0 +1,83 @@
+"""The oracle: a planned run equals the plain model in one process, in float64 within 1e-10.
+
+Loss, every gradient, gradient norm, weights after three AdamW steps and evaluation output; labels are partly ignored,
+in unequal numbers per sample, and one sample has none. The plans are what the search answers when the degrees are
+pinned. Mutations show that the comparison can fail.
+"""
+
+from functools import cache
+from itertools import product
+
+import pytest
+import zoo
+from multiproc import oracle_jobs
+from random_plan import random_plan
+
+import autoplan
+from autoplan.errors import InputError
+from autoplan.ir import SegmentedGraph
+from autoplan.plan.plan import DataMode, Recompute
+from autoplan.trace.capture import trace_model
+from autoplan.trace.segments import segment_graph
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(600)]
+
+BATCH = 8
+DEGREES = [d for d in product((1, 2, 4), repeat=3) if d[0] * d[1] * d[2] in (1, 2, 4)]
+ILLEGAL = {("llama", 4), ("hf-llama", 4)}
+"""Two kv heads cannot be split over four ranks."""
+
+
+@cache
+def searched(name: str, pp: int, dp: int, tp: int) -> autoplan.Plan:
+    with zoo.InFloat64():
+        model, inputs = zoo.build(name), zoo.ZOO[name].batch(BATCH, 0)
+        return autoplan.search(model, inputs, cluster=f"{pp * dp * tp}xcpu", pp=pp, dp=dp, tp=tp)
+
+
+@cache
+def segmented(name: str) -> SegmentedGraph:
+    with zoo.InFloat64():
+        return segment_graph(trace_model(zoo.build(name), zoo.ZOO[name].batch(BATCH, 0)).graph)
+
+
+def differences(pools, plan: autoplan.Plan, name: str, mutation: str = "") -> list[str]:
+    by_rank = pools[plan.mesh.num_devices].run(oracle_jobs.agree, name, plan, BATCH, mutation)
+    return [line for found in by_rank for line in found]
+
+
+@pytest.mark.parametrize("degrees", DEGREES, ids=lambda d: "pp{}-dp{}-tp{}".format(*d))
+@pytest.mark.parametrize("name", list(zoo.ZOO))
+def test_planned_run_equals_the_plain_model(pools, name: str, degrees: tuple[int, int, int]) -> None:
+    if (name, degrees[2]) in ILLEGAL:
+        with pytest.raises(InputError, match="kv heads"):
+            searched(name, *degrees)
+        return
+    assert differences(pools, searched(name, *degrees), name) == []
+
+
+@pytest.mark.parametrize("mutation", [m for m in oracle_jobs.MUTATIONS if m])
+@pytest.mark.parametrize("name", list(zoo.ZOO))
+def test_a_wrong_run_is_noticed(pools, name: str, mutation: str) -> None:
+    assert differences(pools, searched(name, 1, 2, 1), name) == []
+    assert differences(pools, searched(name, 1, 2, 1), name, mutation) != []
+
+
+RANDOM: list[tuple[str, tuple[int, int, int, int], DataMode, Recompute | None]] = [
+    ("nanogpt", (1, 1, 2, 2), "replicate", None),
+    ("nanogpt", (1, 2, 2, 2), "shard", "selective"),
+    ("llama", (2, 1, 2, 4), "replicate", "full"),
+    ("llama", (1, 4, 1, 2), "shard", "none"),
+    ("hf-gpt2", (2, 2, 1, 2), "shard", "full"),
+    ("hf-llama", (1, 1, 2, 1), "replicate", "selective"),
+]
+
+
+@pytest.mark.parametrize("case", RANDOM, ids=str)
+def test_any_strategy_of_the_rule_table_runs_right(pools, case) -> None:
+    name, (pp, dp, tp, microbatches), data, recompute = case
+    for seed in range(2):
+        plan = random_plan(
+            segmented(name), pp=pp, dp=dp, tp=tp, microbatches=microbatches, seed=seed, data=data, recompute=recompute
+        )
+        assert differences(pools, plan, name) == [], f"seed {seed}"
