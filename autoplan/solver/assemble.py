@@ -91,14 +91,13 @@ def _stage(best: Step, index: int) -> Stage:
     stage: StageCost = best.stages[index]
     last = len(best.setting.sg.segments)
     after = best.setting.send_us(stage.end) if stage.end < last else 0.0
+    forward = sum(s.forward_us + s.forward_comm_us + s.forward_gather_us for s in stage.segments)
     return Stage(
         start=stage.start,
         end=stage.end,
         layouts=tuple(option.name for option in stage.options),
-        forward_us=sum(s.forward_us + s.forward_comm_us + s.forward_gather_us for s in stage.segments) + after,
-        backward_us=sum(s.backward_us + s.backward_comm_us + s.backward_gather_us for s in stage.segments)
-        + stage.send_us
-        - after,
+        forward_us=forward + stage.held_gather_us + after,
+        backward_us=stage.time_us - forward - stage.held_gather_us - after,
         memory=stage.memory,
         collectives=stage_collectives(best.setting, best.stages, index),
     )

@@ -29,7 +29,6 @@ TIE_BREAK_US = 1e-4
 _ORDER_US = 1e-9
 Fixed = Mapping[str, Placement]
 MoveKey = tuple[str, Placement, Placement]
-Wants = dict[Placement, pulp.LpAffineExpression]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +42,23 @@ class BlockSolution:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Is:
+    """A 0/1 statement: the sum of binary variables and a constant. Kept apart from PuLP's expressions for speed."""
+
+    variables: tuple[pulp.LpVariable, ...] = ()
+    constant: int = 0
+
+    @property
+    def expression(self) -> pulp.LpAffineExpression:
+        """As PuLP writes it."""
+        return pulp.LpAffineExpression([(v, 1) for v in self.variables], constant=self.constant)
+
+
+_ALWAYS = _Is(constant=1)
+_Wants = dict[Placement, _Is]
+
+
 @dataclass(slots=True, kw_only=True)
 class _Model:
     """The ILP while it is being stated."""
@@ -52,8 +68,8 @@ class _Model:
     cost: list[tuple[pulp.LpVariable, float]] = field(default_factory=list)
     x: list[list[pulp.LpVariable]] = field(default_factory=list)
     params: dict[str, dict[Placement, pulp.LpVariable]] = field(default_factory=dict)
-    made: dict[str, dict[Placement, pulp.LpAffineExpression]] = field(default_factory=dict)
-    """Value to (source placement to the 0/1 expression that it is made so)."""
+    made: dict[str, dict[Placement, _Is]] = field(default_factory=dict)
+    """Value to (source placement to the statement that it is made so)."""
     count: int = 0
 
     def variable(self, cost: float, *, binary: bool = False) -> pulp.LpVariable:
@@ -63,6 +79,16 @@ class _Model:
         made = self.lp.add_variable(f"v{self.count}", 0, 1, category)
         self.cost.append((made, cost + _ORDER_US * (self.count % 97) * binary))
         return made
+
+    def equate(self, parts: list[pulp.LpVariable], whole: _Is) -> None:
+        """The parts sum to the statement."""
+        terms = [(part, 1) for part in parts] + [(variable, -1) for variable in whole.variables]
+        self.lp += pulp.LpConstraint(pulp.LpAffineExpression(terms), pulp.LpConstraintEQ, rhs=whole.constant)
+
+    def at_least(self, large: pulp.LpVariable, small: pulp.LpVariable) -> None:
+        """One variable is at least another."""
+        expression = pulp.LpAffineExpression([(large, 1), (small, -1)])
+        self.lp += pulp.LpConstraint(expression, pulp.LpConstraintGE, rhs=0)
 
     def add(self, constraint: pulp.LpConstraint) -> None:
         """One more constraint."""
@@ -97,13 +123,14 @@ def _add_nodes(model: _Model, prices: Prices) -> None:
     for node in model.problem.nodes:
         row = [model.variable(c.total_us + extra * c.extra_bytes, binary=True) for c in node.candidates]
         model.x.append(row)
-        model.add(pulp.lpSum(row) == 1)
+        model.equate(row, _ALWAYS)
         for index, result in enumerate(node.results):
             sources = model.made.setdefault(result, {})
             for placement in dict.fromkeys(c.strategy.outputs[index] for c in node.candidates):
-                sources[placement] = pulp.lpSum(
+                chosen = (
                     v for v, c in zip(row, node.candidates, strict=True) if c.strategy.outputs[index] == placement
                 )
+                sources[placement] = _Is(variables=tuple(chosen))
 
 
 def _add_values(model: _Model, prices: Prices, fixed: Fixed) -> None:
@@ -111,7 +138,7 @@ def _add_values(model: _Model, prices: Prices, fixed: Fixed) -> None:
         if value.origin == "param":
             _add_param(model, value, prices, fixed.get(value.name))
         elif value.origin != "node":
-            model.made[value.name] = {value.sources[0]: pulp.LpAffineExpression(constant=1)}
+            model.made[value.name] = {value.sources[0]: _ALWAYS}
 
 
 def _add_param(model: _Model, value: ValueProblem, prices: Prices, pinned: Placement | None) -> None:
@@ -121,26 +148,28 @@ def _add_param(model: _Model, value: ValueProblem, prices: Prices, pinned: Place
             state = local_bytes(value.meta, source, model.problem.degree) * prices.state_us_per_byte
             row[source] = model.variable(prices.step * sync + state, binary=True)
     assert row, f"{value.name} cannot live in {pinned}; it can in {', '.join(map(str, value.sources))}"
-    model.add(pulp.lpSum(row.values()) == 1)
+    model.equate(list(row.values()), _ALWAYS)
     model.params[value.name] = row
-    model.made[value.name] = {source: pulp.LpAffineExpression([(variable, 1)]) for source, variable in row.items()}
+    model.made[value.name] = {source: _Is(variables=(variable,)) for source, variable in row.items()}
 
 
-def _readers(model: _Model) -> dict[str, list[Wants]]:
-    """For each value and each reader: per placement, the 0/1 expression that the reader wants it so.
+def _readers(model: _Model) -> dict[str, list[_Wants]]:
+    """For each value and each reader: per placement, the statement that the reader wants it so.
 
     A node that reads a value twice counts as two readers.
     """
-    found: dict[str, list[Wants]] = {}
+    found: dict[str, list[_Wants]] = {}
     for node, row in zip(model.problem.nodes, model.x, strict=True):
         for position, name in enumerate(node.operands):
             mine: dict[Placement, list[pulp.LpVariable]] = {}
             for variable, candidate in zip(row, node.candidates, strict=True):
                 mine.setdefault(candidate.strategy.inputs[position], []).append(variable)
-            found.setdefault(name, []).append({place: pulp.lpSum(variables) for place, variables in mine.items()})
+            found.setdefault(name, []).append(
+                {place: _Is(variables=tuple(found_so)) for place, found_so in mine.items()}
+            )
     for name, dst in model.problem.outputs:
         if dst is not None:
-            found.setdefault(name, []).append({dst: pulp.LpAffineExpression(constant=1)})
+            found.setdefault(name, []).append({dst: _ALWAYS})
     return found
 
 
@@ -151,7 +180,7 @@ def _add_moves(model: _Model) -> None:
             _add_edge(model, name, wants, shared if len(readers) > 1 else None)
 
 
-def _add_edge(model: _Model, name: str, wants: Wants, shared: dict[MoveKey, pulp.LpVariable] | None) -> None:
+def _add_edge(model: _Model, name: str, wants: _Wants, shared: dict[MoveKey, pulp.LpVariable] | None) -> None:
     """Transport of a value to one reader: what is made is what is sent, what is wanted is what arrives."""
     sources = model.made[name]
     flow: dict[tuple[Placement, Placement], pulp.LpVariable] = {}
@@ -166,11 +195,11 @@ def _add_edge(model: _Model, name: str, wants: Wants, shared: dict[MoveKey, pulp
             key = name, src, dst
             if key not in shared:
                 shared[key] = model.variable(price)
-            model.add(shared[key] >= flow[src, dst])
+            model.at_least(shared[key], flow[src, dst])
     for src, made in sources.items():
-        model.add(pulp.lpSum(flow[src, dst] for dst in wants) == made)
+        model.equate([flow[src, dst] for dst in wants], made)
     for dst, wanted in wants.items():
-        model.add(pulp.lpSum(flow[src, dst] for src in sources) == wanted)
+        model.equate([flow[src, dst] for src in sources], wanted)
 
 
 def _add_memory(model: _Model, price: float) -> None:
@@ -203,10 +232,10 @@ class _Memory:
             copies = [src for src, is_copy in moved.items() if is_copy]
             if copies:
                 fresh = self.model.variable(self._cost(name, dst))
-                self.model.add(fresh >= held + pulp.lpSum(sources[src] for src in copies) - 1)
+                self.model.add(fresh >= held + pulp.lpSum(sources[src].expression for src in copies) - 1)
             for src, made in sources.items():
                 if src == dst or moved.get(src) is False:
-                    self.model.add(self.kept((name, src)) >= held + made - 1)
+                    self.model.add(self.kept((name, src)) >= held + made.expression - 1)
         return self.held_of[storage]
 
     def kept(self, storage: Storage) -> pulp.LpVariable:

@@ -30,6 +30,8 @@ def points(
             if pp > num_segments or request.dp not in (None, dp) or batch_size % dp:
                 continue
             for microbatch in microbatches(batch_size // dp, request.microbatch):
+                if batch_size // (dp * microbatch) < pp:
+                    continue  # 1F1B needs a microbatch for every stage
                 for data in _data_modes(request, dp):
                     yield Point(
                         pp=pp, dp=dp, tp=tp, microbatch=microbatch, data=data,

@@ -72,7 +72,7 @@ def all_points(tables: Tables, request: Request) -> list[Point]:
     whole = {
         Point(pp=p.pp, dp=1, tp=p.tp, microbatch=batch, num_microbatches=1, data="replicate")
         for p in found
-        if p.dp == 1
+        if p.dp == 1 and p.pp == 1
     }
     return sorted(whole)
 
