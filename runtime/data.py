@@ -23,7 +23,6 @@ from autoplan.runtime.layouts import as_dtensor, local_part, to_torch
 from autoplan.runtime.mesh import RankMesh
 from autoplan.sharding import REPLICATE_PARTIAL_GRAD, Shard
 
-
 Run = Callable[..., tuple[Tensor, ...]]
 
 
@@ -116,7 +115,9 @@ class StageModule(nn.Module):
                 shard_placement_fn=placement, ignored_params=whole,
             )  # fmt: skip
             assert isinstance(module, FSDPModule)
-            module.set_gradient_divide_factor(1.0)  # losses are summed with the global count, gradients add up
+            # Losses are divided by the global count, so gradients add up; NCCL and gloo both know plain sums.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
 
     @property
     def names(self) -> tuple[str, ...]:

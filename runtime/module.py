@@ -115,9 +115,7 @@ class ParallelModule(nn.Module):
                 state[key] = self._stage.param(name).detach()
         return state | persistent_buffers(self._skeleton)
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> LoadReport:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> LoadReport:
         """Fill parameters from whole tensors (or DTensors) by name; entries of other stages are skipped.
 
         Raises InputError naming missing and unexpected keys (``strict``) or a shape that differs.

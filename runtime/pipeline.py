@@ -149,7 +149,7 @@ class TrainingSteps:
 def evaluate(
     program: Program, stage: StageModule, ranks: RankMesh, num_microbatches: int, step: Mapping[str, Tensor]
 ) -> list[Values]:
-    """Forward of all microbatches without gradients. Returns their values on the last stage, an empty list elsewhere."""
+    """Forward of all microbatches without gradients; their values on the last stage, an empty list elsewhere."""
     pp = ranks.pp
     results = []
     first_part = ranks.dp.coordinate * num_microbatches

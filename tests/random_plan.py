@@ -23,6 +23,11 @@ from autoplan.sharding import REPLICATE, REPLICATE_PARTIAL_GRAD, Partial, Placem
 from autoplan.solver.batch import split_batch
 from autoplan.solver.rules import block_counts_in, grad_values, strategies
 
+NOTHING = LayoutCost(
+    forward_us=0, backward_us=0, forward_comm_us=0, backward_comm_us=0, activation_bytes=0, transient_bytes=0,
+    collectives=(),
+)  # fmt: skip
+
 
 def random_plan(
     segmented: SegmentedGraph,
@@ -43,7 +48,6 @@ def random_plan(
     graph = localize(segmented.graph, batch.strategy_of, batch.placement_of, parts)
     needs = grad_values(graph)
     nodes = {n.name: n for n in graph.nodes}
-    whole_nodes = {n.name: n for n in segmented.graph.nodes}
     boundary = choose.random() < 0.5
     crossing = {v for s in segmented.segments for v in s.inputs if v in graph.node_of} - {
         r for name in segmented.prelude for r in nodes[name].results
@@ -53,6 +57,7 @@ def random_plan(
     for kind in range(len(segmented.kind_names)):
         segment = segmented.representative(kind)
         ops = []
+        blocks = block_counts_in([nodes[n] for n in segment.nodes])
         for name in segment.nodes:
             node = nodes[name]
             found = strategies(
@@ -64,17 +69,21 @@ def random_plan(
                 if operand.startswith("param:") and not isinstance(placement, Partial):
                     wanted.setdefault(operand, []).append(placement)
         made = {r: p for op in ops for r, p in zip(nodes[op.node].results, op.tensor.outputs, strict=True)}
+
+        def leaves(value: str, made: dict[str, Placement] = made) -> Placement:
+            if value == graph.loss:
+                return REPLICATE
+            return _arrival(value, graph.metas, crossing, boundary, tp) if value in crossing else made[value]
+
         layouts[kind] = Layout(
-            name=f"{segmented.kind_names[kind]}", kind=kind, recompute=recompute or choose.choice(RECOMPUTE), ops=tuple(ops),
+            name=segmented.kind_names[kind],
+            kind=kind,
+            recompute=recompute or choose.choice(RECOMPUTE),
+            ops=tuple(ops),
             inputs=tuple(_arrival(v, graph.metas, crossing, boundary, tp) for v in segment.inputs),
-            outputs=tuple(
-                REPLICATE if v == graph.loss else _arrival(v, graph.metas, crossing, boundary, tp) if v in crossing else made[v]
-                for v in segment.outputs
-            ),
-            cost=LayoutCost(forward_us=0, backward_us=0, forward_comm_us=0, backward_comm_us=0, activation_bytes=0,
-                            transient_bytes=0, collectives=()),
-        )  # fmt: skip
-    del whole_nodes
+            outputs=tuple(leaves(v) for v in segment.outputs),
+            cost=NOTHING,
+        )
     placements = _param_placements(segmented, wanted, choose, dp, tp, data)
     return Plan(
         version="test", model=model, graph_digest=segmented.graph.digest, batch_size=segmented.graph.batch_size,

@@ -11,13 +11,14 @@ import pulp
 
 
 class SolveState(Enum):
-    """How a solve ended; the five never blur."""
+    """How a solve ended; they never blur."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible with gap"
     INFEASIBLE = "infeasible"
     TIME_LIMIT = "time limit without a solution"
     CRASH = "solver failed"
+    BEATEN = "nothing faster than the cutoff"
 
     @property
     def has_solution(self) -> bool:
@@ -25,12 +26,16 @@ class SolveState(Enum):
         return self in (SolveState.OPTIMAL, SolveState.FEASIBLE)
 
 
-def run_solver(lp: pulp.LpProblem, time_limit_s: float, gap: float = 0.0) -> SolveState:
-    """Solve with one thread, a fixed seed and no output. OPTIMAL means within the relative ``gap``."""
+def run_solver(lp: pulp.LpProblem, time_limit_s: float, gap: float = 0.0, *, relaxed: bool = False) -> SolveState:
+    """Solve with one thread, a fixed seed and no output. OPTIMAL means within the relative ``gap``.
+
+    ``relaxed`` lets integers be fractions: the objective is then a lower bound.
+    """
     start = time.monotonic()
-    solver = pulp.HiGHS(msg=False, threads=1, gapRel=gap, timeLimit=time_limit_s, random_seed=0)
+    mip = not relaxed
+    solver = pulp.HiGHS(mip=mip, msg=False, threads=1, gapRel=gap, timeLimit=time_limit_s, random_seed=0)
     if not solver.available():
-        solver = pulp.PULP_CBC_CMD(msg=False, threads=1, gapRel=gap, timeLimit=time_limit_s)
+        solver = pulp.PULP_CBC_CMD(mip=mip, msg=False, threads=1, gapRel=gap, timeLimit=time_limit_s)
     try:
         with _quiet():
             lp.solve(solver)

@@ -141,7 +141,8 @@ def solve_point(state: Search, point: Point, sequence: bool) -> Step | SolveStat
             return bound
     state.num_solved += 1
     limit = min(_STAGES_LIMIT_S, max(0.5, state.time_left_s()))
-    return solve_step(setting_at(state.tables, state.request, point, sequence), table, limit)
+    cutoff = None if state.best is None else state.best.total_us
+    return solve_step(setting_at(state.tables, state.request, point, sequence), table, limit, cutoff_us=cutoff)
 
 
 def _fastest_us(options: tuple[Option, ...]) -> float:

@@ -114,11 +114,17 @@ _GIB = float(2**30)
 
 
 def solve_stages(
-    chain: ChainProblem, *, time_limit_s: float = 5.0, gap: float = 0.0, least_memory: bool = False
+    chain: ChainProblem,
+    *,
+    time_limit_s: float = 5.0,
+    gap: float = 0.0,
+    least_memory: bool = False,
+    cutoff_us: float | None = None,
 ) -> ChainSolution:
     """Best cut and options. ``least_memory`` minimises the bytes above the limit instead, and so never fails.
 
-    Deterministic. INFEASIBLE when there are fewer segments than stages or no choice fits the memory.
+    Deterministic. INFEASIBLE when there are fewer segments than stages or no choice fits the memory; BEATEN, with a
+    lower bound as objective, when nothing is faster than ``cutoff_us``.
     """
     if sum(chain.lengths) < len(chain.stages):
         return ChainSolution(state=SolveState.INFEASIBLE, counts=None, objective_us=float("inf"))
@@ -130,7 +136,15 @@ def solve_stages(
     _add_shared(model)
     _add_memory(model)
     times = _add_objective(model)
+    if cutoff_us is not None:
+        relaxed = run_solver(lp, time_limit_s, relaxed=True)
+        bound = float(pulp.value(times)) if relaxed.has_solution else 0.0
+        if bound >= cutoff_us:
+            return ChainSolution(state=SolveState.BEATEN, counts=None, objective_us=bound)
+        model.add(times <= cutoff_us)
     state = run_solver(lp, time_limit_s, gap)
+    if state is SolveState.INFEASIBLE and cutoff_us is not None and relaxed.has_solution:
+        return ChainSolution(state=SolveState.BEATEN, counts=None, objective_us=cutoff_us)
     if not state.has_solution:
         return ChainSolution(state=state, counts=None, objective_us=float("inf"))
     counts = tuple(tuple(tuple(round(v.value()) for v in row) for row in stage) for stage in model.n)

@@ -68,17 +68,25 @@ def runs_of(setting: Setting) -> tuple[Run, ...]:
     )
 
 
-def solve_step(setting: Setting, table: Table, time_limit_s: float, *, least_memory: bool = False) -> Step | SolveState:
+def solve_step(
+    setting: Setting,
+    table: Table,
+    time_limit_s: float,
+    *,
+    least_memory: bool = False,
+    cutoff_us: float | None = None,
+) -> Step | SolveState | float:
     """Best stages at one point, or the state in which the MILP ended without any.
 
-    ``least_memory`` looks for the fewest bytes above the limit instead of the shortest time.
+    ``least_memory`` looks for the fewest bytes above the limit instead of the shortest time. When nothing at the
+    point is faster than ``cutoff_us``, a lower bound of its time comes back.
     """
     runs = runs_of(setting)
     rows = tuple(_distinct(setting, run, table.options[run.kind]) for run in runs)
     chain = _chain(setting, runs, rows)
-    solution = solve_stages(chain, time_limit_s=time_limit_s, gap=GAP, least_memory=least_memory)
+    solution = solve_stages(chain, time_limit_s=time_limit_s, gap=GAP, least_memory=least_memory, cutoff_us=cutoff_us)
     if solution.counts is None:
-        return solution.state
+        return solution.objective_us if solution.state is SolveState.BEATEN else solution.state
     edges = [0, *accumulate(sum(map(sum, stage)) for stage in solution.counts)]
     chosen = tuple(
         tuple(rows[r][o][0] for r, row in enumerate(stage) for o, count in enumerate(row) for _ in range(count))

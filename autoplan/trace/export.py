@@ -1,6 +1,7 @@
 """Weightless module -> exported FX program whose ops write to nothing, or a TraceError that names the user's line."""
 
 import contextlib
+import gc
 import io
 import logging
 import warnings
@@ -55,7 +56,7 @@ class Adapter(nn.Module):
 
 def export_program(adapter: Adapter, tensors: list[Tensor]) -> torch.export.ExportedProgram:
     """Export without in-place ops; buffers and inputs that the model writes to are refused."""
-    with _user_errors(type(adapter.model).__name__):
+    with _user_errors(type(adapter.model).__name__), _no_collection():
         program = torch.export.export(adapter, tuple(tensors), strict=False)
         _refuse_hidden_no_grad(program.graph_module)
         _detach_no_grad_regions(program.graph_module)
@@ -67,6 +68,18 @@ def export_program(adapter: Adapter, tensors: list[Tensor]) -> torch.export.Expo
     for position in signature.user_inputs_to_mutate.values():
         raise TraceError(f"the model writes to its input {position}; write to a clone of it instead")
     return program
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Hold the garbage collector: export only builds, and scanning what it built took a fifth of its time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _mutation(model: nn.Module, buffer: str) -> str:

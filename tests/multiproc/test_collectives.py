@@ -1,9 +1,9 @@
 """What a run issues is what its plan says: collectives by axis and kind, on every rank."""
 
 import pytest
+import zoo
 from multiproc import counting_jobs
 from multiproc.test_oracle import BATCH, DEGREES, ILLEGAL, searched
-import zoo
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(600)]
 
