@@ -23,6 +23,7 @@ from autoplan.runtime.clip import clip_grad_norm_
 from autoplan.runtime.deferred import DeferredModule
 from autoplan.runtime.mesh import start_process_group
 from autoplan.runtime.module import ParallelModule, TracedCall
+from autoplan.solver.legal import check_strategies
 from autoplan.solver.request import OptimizerName, Request
 from autoplan.solver.solve import solve
 from autoplan.trace.capture import Traced, flatten_inputs, trace_model, unflatten_outputs
@@ -151,7 +152,7 @@ def compile(
     if example_inputs is not None:
         dtype_traced = trace_model(model, example_inputs)
         verify_plan_for(plan, dtype_traced.graph, world_size=dist.get_world_size())
-    return ParallelModule(model, plan, _trace_call)
+    return ParallelModule(model, plan, partial(_trace_call, plan))
 
 
 def _solve(
@@ -237,11 +238,13 @@ def _as_inputs(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, 
     return kwargs if not args else dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
 
 
-def _trace_call(model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> TracedCall:
+def _trace_call(plan: Plan, model: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> TracedCall:
     traced = trace_model(model, _as_inputs(model, args, kwargs))
+    segmented = segment_graph(traced.graph)
+    check_strategies(plan, segmented)
     log.info("traced the model for a call in %s mode", "training" if traced.training else "evaluation")
     return TracedCall(
-        segmented=segment_graph(traced.graph),
+        segmented=segmented,
         constants=traced.constants,
         flatten=partial(flatten_inputs, traced),
         unflatten=partial(unflatten_outputs, traced),

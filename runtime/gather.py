@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autoplan.plan.place import PlacedValue
 from autoplan.runtime.collectives import AxisGroup, redistribute
 from autoplan.runtime.mesh import RankMesh
-from autoplan.runtime.rewrite import PlacedValue
 from autoplan.sharding import REPLICATE, Partial, Replicate, Shard, local_shape
 
 

@@ -8,12 +8,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from autoplan.plan.place import PlacedValue
 from autoplan.runtime.collectives import AxisGroup
 from autoplan.runtime.data import StageModule
 from autoplan.runtime.mesh import RankMesh
 from autoplan.runtime.program import LocalSegment, Program
 from autoplan.runtime.remat import run_segment
-from autoplan.runtime.rewrite import PlacedValue
 from autoplan.sharding import local_shape
 
 Values = dict[str, Tensor]

@@ -6,24 +6,20 @@ evaluation graph as long as the structure is the same.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor, fx
 
 from autoplan.errors import PlanError
-from autoplan.ir import Graph, OpNode, SegmentedGraph, TensorMeta, refs_in
-from autoplan.plan.plan import Layout, OpPlacement, Plan, Recompute, Stage
+from autoplan.ir import Graph, OpNode, SegmentedGraph, refs_in
+from autoplan.plan.place import Placed, PlacedOp, PlacedValue, place, replicated
+from autoplan.plan.plan import Plan, Recompute, Stage
 from autoplan.runtime.collectives import AxisGroup
 from autoplan.runtime.local_ops import denominator_operands, loss_denominator
 from autoplan.runtime.mesh import RankMesh
-from autoplan.runtime.rewrite import DENOMINATOR, Axes, PlacedOp, PlacedValue, local_module
-from autoplan.sharding import REPLICATE, Placement, Replicate, Strategy
+from autoplan.runtime.rewrite import DENOMINATOR, Axes, local_module
 
 ALONE = AxisGroup(group=None, size=1, coordinate=0)
-
-
-Found = TypeVar("Found", OpPlacement, Strategy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +59,13 @@ class Program:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Placed:
-    """A plan laid over a graph: each op with its strategies, each value as it is made."""
-
-    ops: Mapping[str, PlacedOp]
-    values: Mapping[str, PlacedValue]
-
-
 def build_program(plan: Plan, segmented: SegmentedGraph, ranks: RankMesh, *, training: bool) -> Program:
     """Write the local modules of this rank's stage. Raises PlanError when the graph does not have the plan's structure.
 
     In evaluation everything the model returns travels to the last stage; in training only the loss does.
     """
-    check_structure(plan, segmented)
     graph = segmented.graph
-    placed = _place(plan, segmented)
+    placed = place(plan, segmented)
     axes = Axes(parts=plan.parts, tensor=ranks.tp, device=ranks.device)
     stage = plan.stages[ranks.pp.coordinate]
     wanted = set(refs_in(graph.outputs)) if not training else set()
@@ -98,83 +85,6 @@ def build_program(plan: Plan, segmented: SegmentedGraph, ranks: RankMesh, *, tra
     )
 
 
-def check_structure(plan: Plan, segmented: SegmentedGraph) -> None:
-    """Raise PlanError unless the graph is the planned one, up to sizes."""
-    kinds = tuple(s.kind for s in segmented.segments)
-    names = tuple(tuple(v.removeprefix("param:") for v in s.params) for s in segmented.segments)
-    if (kinds, names) != (plan.segment_kinds, plan.segment_params):
-        raise PlanError(
-            f"the plan was made for {plan.model!r}, whose chain of segments is not this model's "
-            f"({len(plan.segment_kinds)} segments there, {len(kinds)} here): search again for this model"
-        )
-    if segmented.graph.batch_size % plan.parts:
-        raise PlanError(
-            f"the plan cuts the batch into {plan.parts} equal parts (dp={plan.mesh.size('dp')} x "
-            f"{plan.num_microbatches} microbatches), which does not divide a batch of {segmented.graph.batch_size}: "
-            f"pass a multiple of {plan.parts}"
-        )
-
-
-def replicated(node: OpNode) -> Strategy:
-    """The strategy that runs an op whole on every rank."""
-    return Strategy(inputs=(REPLICATE,) * len(node.operands), outputs=(REPLICATE,) * len(node.outputs))
-
-
-def _place(plan: Plan, segmented: SegmentedGraph) -> _Placed:
-    graph = segmented.graph
-    by_name = {node.name: node for node in graph.nodes}
-    ops: dict[str, PlacedOp] = {}
-    prelude = dict(plan.prelude)
-    for name in segmented.prelude:
-        batch = _same_op(plan, by_name[name], prelude.get(name))
-        ops[name] = PlacedOp(node=by_name[name], batch=batch, tensor=replicated(by_name[name]))
-    leaving: dict[str, Placement] = {}
-    for segment, layout in zip(segmented.segments, _layouts(plan), strict=True):
-        for name, planned in _match(plan, [by_name[n] for n in segment.nodes], layout):
-            ops[name] = PlacedOp(node=by_name[name], batch=planned.batch, tensor=planned.tensor)
-        if len(segment.outputs) == len(layout.outputs):
-            leaving |= dict(zip(segment.outputs, layout.outputs, strict=True))
-    whole = [*graph.constants, *((i.value, i.meta) for i in graph.inputs)]
-    values = {name: _value(name, meta, REPLICATE, REPLICATE) for name, meta in whole}
-    for p in graph.params:
-        if p.name in {n for names in plan.segment_params for n in names}:
-            values[p.value] = _value(p.value, p.meta, Replicate(partial_grad=True), plan.param(p.name).tensor)
-    for op in ops.values():
-        for i, name in enumerate(op.node.results):
-            tensor = leaving.get(name, op.tensor.outputs[i])
-            values[name] = _value(name, op.node.outputs[i], op.batch.outputs[i], tensor)
-    return _Placed(ops=ops, values=values)
-
-
-def _match(plan: Plan, nodes: Sequence[OpNode], layout: Layout) -> list[tuple[str, OpPlacement]]:
-    """Pair a segment's nodes with the planned ops: by position, or by name where the call left some ops out.
-
-    The latter is a call without targets: the ops of the loss are missing, the rest has the names it had.
-    """
-    if len(nodes) == len(layout.ops):
-        return [(node.name, op) for node, op in zip(nodes, layout.ops, strict=True)]
-    by_name = {op.node: op for op in layout.ops}
-    return [(node.name, _same_op(plan, node, by_name.get(node.name))) for node in nodes]
-
-
-def _same_op(plan: Plan, node: OpNode, found: Found | None) -> Found:
-    if found is None:
-        raise PlanError(
-            f"the plan for {plan.model!r} has no op {node.name} ({node.where}): this call runs a different graph from "
-            "the one that was planned; call the model as it was planned, or search again for this way of calling it"
-        )
-    return found
-
-
-def _layouts(plan: Plan) -> list[Layout]:
-    by_name = {layout.name: layout for layout in plan.layouts}
-    return [by_name[name] for stage in plan.stages for name in stage.layouts]
-
-
-def _value(name: str, meta: TensorMeta, batch: Placement, tensor: Placement) -> PlacedValue:
-    return PlacedValue(name=name, meta=meta, batch=batch, tensor=tensor)
-
-
 def _crossing(segmented: SegmentedGraph, start: int, wanted: set[str]) -> tuple[str, ...]:
     """Values made by segments before ``start`` that later ones read or the caller wants, in order of making."""
     if start == 0:
@@ -184,7 +94,7 @@ def _crossing(segmented: SegmentedGraph, start: int, wanted: set[str]) -> tuple[
 
 
 def _segments(
-    plan: Plan, segmented: SegmentedGraph, placed: _Placed, stage: Stage, wanted: set[str], axes: Axes
+    plan: Plan, segmented: SegmentedGraph, placed: Placed, stage: Stage, wanted: set[str], axes: Axes
 ) -> Iterator[LocalSegment]:
     written: dict[tuple[object, ...], fx.GraphModule] = {}
     for position in range(stage.start, stage.end):
@@ -210,7 +120,7 @@ def _segments(
         )
 
 
-def _prelude(segmented: SegmentedGraph, placed: _Placed, stage: Stage, wanted: set[str], axes: Axes) -> LocalSegment:
+def _prelude(segmented: SegmentedGraph, placed: Placed, stage: Stage, wanted: set[str], axes: Axes) -> LocalSegment:
     """The prelude ops that this stage's segments (and the caller) read, as one module."""
     read = {name for s in segmented.segments[stage.start : stage.end] for name in s.inputs} | wanted
     prelude = {result for name in segmented.prelude for result in placed.ops[name].node.results}
@@ -218,7 +128,7 @@ def _prelude(segmented: SegmentedGraph, placed: _Placed, stage: Stage, wanted: s
 
 
 def _closure(
-    segmented: SegmentedGraph, ops: Mapping[str, PlacedOp], placed: _Placed, targets: Sequence[str], axes: Axes
+    segmented: SegmentedGraph, ops: Mapping[str, PlacedOp], placed: Placed, targets: Sequence[str], axes: Axes
 ) -> LocalSegment:
     """A module that makes ``targets`` from inputs and constants alone."""
     graph = segmented.graph
@@ -240,7 +150,7 @@ def _closure(
 
 
 def _counted(
-    segmented: SegmentedGraph, placed: _Placed, stage: Stage, device: torch.device
+    segmented: SegmentedGraph, placed: Placed, stage: Stage, device: torch.device
 ) -> dict[str, tuple[LocalSegment, OpNode]]:
     """For each loss of the stage that divides by a global count: the module that makes its targets, whole."""
     whole = {

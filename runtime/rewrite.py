@@ -15,38 +15,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
-from autoplan.ir import Arg, OpNode, Ref, TensorMeta, Token
+from autoplan.ir import Arg, OpNode, Ref, Token
 from autoplan.localize import localize_node
+from autoplan.plan.place import PlacedOp, PlacedValue
 from autoplan.runtime.collectives import AxisGroup, redistribute
 from autoplan.runtime.local_ops import LocalAxis, LocalUse, local_call, resolve_op, to_torch_token
-from autoplan.sharding import REPLICATE_PARTIAL_GRAD, Placement, Replicate, Strategy, local_shape
+from autoplan.sharding import REPLICATE_PARTIAL_GRAD, Placement, Replicate, local_shape
 
 DENOMINATOR = "denominator:"
 """Prefix of the arrival that holds a loss's global denominator, before the name of the loss node."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedOp:
-    """A node at the global batch, with its strategies on both axes."""
-
-    node: OpNode
-    batch: Strategy
-    tensor: Strategy
-
-    @property
-    def needs_denominator(self) -> bool:
-        """Whether its local form divides by a count over the whole batch."""
-        return "cross_entropy_tokens" in (self.batch.local, self.tensor.local)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedValue:
-    """A value from outside and how it arrives. ``meta`` is the one at the global batch."""
-
-    name: str
-    meta: TensorMeta
-    batch: Placement
-    tensor: Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

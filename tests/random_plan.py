@@ -60,10 +60,7 @@ def random_plan(
         blocks = block_counts_in([nodes[n] for n in segment.nodes])
         for name in segment.nodes:
             node = nodes[name]
-            found = strategies(
-                node, graph.metas, needs.__contains__, tp, block_counts_in([nodes[n] for n in segment.nodes])
-            )
-            pick = choose.choice(found)
+            pick = choose.choice(strategies(node, graph.metas, needs.__contains__, tp, blocks))
             ops.append(OpPlacement(node=name, batch=batch.strategy(name), tensor=pick))
             for operand, placement in zip(node.operands, pick.inputs, strict=True):
                 if operand.startswith("param:") and not isinstance(placement, Partial):
