@@ -7,6 +7,7 @@ it only when one of its names is used.
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from autoplan.cost_models import ProfileCostModel, load_cluster
 from autoplan.errors import AutoplanError, InputError
 from autoplan.plan.plan import Plan, Recompute
 from autoplan.plan.verify import verify_plan, verify_plan_for
+from autoplan.randomness import random_ops
 from autoplan.runtime.clip import clip_grad_norm_
 from autoplan.runtime.deferred import DeferredModule
 from autoplan.runtime.mesh import start_process_group
@@ -140,18 +142,22 @@ def compile(
         raise InputError(f"autoplan.compile wants an nn.Module, found {type(model).__name__}")
     start_process_group()
     if plan is None and example_inputs is None:
+        if any(p.is_meta for p in model.parameters()):
+            raise InputError(
+                "a model on the meta device is filled before its first call, and so needs its plan by then: pass "
+                "plan= or example_inputs="
+            )
         return DeferredModule(lambda args, kwargs: compile(
             model, example_inputs=_as_inputs(model, args, kwargs), optimizer=optimizer, time_limit_s=time_limit_s
         ))  # fmt: skip
     if plan is None:
         assert example_inputs is not None
         plan = _search_together(model, example_inputs, optimizer, time_limit_s)
-    elif not isinstance(plan, Plan):
-        plan = Plan.load(str(plan))
+    else:
+        plan = plan if isinstance(plan, Plan) else Plan.load(str(plan))
+        if example_inputs is not None:
+            verify_plan_for(plan, trace_model(model, example_inputs).graph, world_size=dist.get_world_size())
     verify_plan(plan)
-    if example_inputs is not None:
-        dtype_traced = trace_model(model, example_inputs)
-        verify_plan_for(plan, dtype_traced.graph, world_size=dist.get_world_size())
     return ParallelModule(model, plan, partial(_trace_call, plan))
 
 
@@ -160,6 +166,9 @@ def _solve(
 ) -> Plan:
     progress(f"finding repeated blocks in {len(traced.graph.nodes)} ops")
     segmented = segment_graph(traced.graph)
+    if random_ops(traced.graph):
+        note = "the model drops out; a training run by this plan is refused until dropout is 0 in its configuration"
+        request = replace(request, assumptions=(*request.assumptions, ("note", note)))
     plan = solve(segmented, cluster, cost, request, profile_digest=cost.profile.digest, progress=progress)
     verify_plan(plan)
     return plan
@@ -173,6 +182,10 @@ def _search_together(model: nn.Module, inputs: Inputs, optimizer: OptimizerName,
             found[0] = search(model, inputs, cluster=_running_cluster(), optimizer=optimizer, time_limit_s=time_limit_s)
         except AutoplanError as error:
             found[0] = error
+        except Exception as error:
+            # The other ranks wait for an answer, also when it is a bug.
+            dist.broadcast_object_list([AutoplanError(f"the search failed on rank 0: {error!r}")], src=0)
+            raise
     dist.broadcast_object_list(found, src=0)
     if isinstance(found[0], AutoplanError):
         raise found[0]

@@ -8,20 +8,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autoplan.errors import InputError
-from autoplan.runtime.module import ParallelModule
+from autoplan.runtime.data import NORM_SHARE
 
 
 @torch.no_grad()
-def clip_grad_norm_(
-    parameters: ParallelModule | Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0
-) -> Tensor:
+def clip_grad_norm_(parameters: nn.Module | Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> Tensor:
     """Scale the gradients of a compiled model so that their norm is at most ``max_norm``; return the norm before.
 
     ``parameters`` is the compiled model or some of its ``parameters()``; every rank must call it with the same ones.
     Each element counts once, however many ranks hold a copy. ``norm_type`` may be ``inf``. Raises InputError when
     the parameters do not belong to a compiled model.
     """
-    params = list(parameters.parameters() if isinstance(parameters, ParallelModule) else parameters)
+    params = list(parameters.parameters() if isinstance(parameters, nn.Module) else parameters)
     grads = [(p.grad, _weight(p)) for p in params if p.grad is not None]
     norm = _global_norm(grads, norm_type)
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -52,15 +50,7 @@ def _global_norm(grads: list[tuple[Tensor, float]], norm_type: float) -> Tensor:
 
 def _weight(param: nn.Parameter) -> float:
     """One over the number of ranks that hold each element; 0 when another stage answers for it."""
-    if not isinstance(param, DTensor):
+    share = getattr(param, NORM_SHARE, None)
+    if not isinstance(share, float):
         raise InputError("clip_grad_norm_ wants parameters of a model that autoplan.compile returned")
-    owner = getattr(param, "autoplan_owner", None)
-    if not isinstance(owner, ParallelModule):
-        raise InputError("clip_grad_norm_ wants parameters of a model that autoplan.compile returned")
-    if param is not None and owner.is_counted_elsewhere(param):
-        return 0.0
-    copies = 1
-    for axis, placement in enumerate(param.placements):
-        if placement.is_replicate():
-            copies *= param.device_mesh.size(axis)
-    return 1.0 / copies
+    return share

@@ -5,8 +5,10 @@ reduce-scatters its gradient, or whole on each rank, with its gradient all-reduc
 several segments of the stage read (a tied head) is held by the stage itself.
 """
 
+import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -25,6 +27,9 @@ from autoplan.sharding import REPLICATE_PARTIAL_GRAD, Shard
 
 Run = Callable[..., tuple[Tensor, ...]]
 
+NORM_SHARE = "autoplan_norm_share"
+"""Attribute of a parameter, which is all that ``clip_grad_norm_`` is handed."""
+
 
 class ReadParam(Protocol):
     """Gives the whole tensor of a parameter, or a meta tensor where its value comes later."""
@@ -32,6 +37,14 @@ class ReadParam(Protocol):
     def __call__(self, name: str) -> Tensor:
         """Look it up under its name in ``state_dict``."""
         ...
+
+
+@contextmanager
+def views_allowed() -> Iterator[None]:
+    """Silence FSDP2's warning that a module returned a view: nothing here ever writes into one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view")
+        yield
 
 
 class SegmentModule(nn.Module):
@@ -107,8 +120,6 @@ class StageModule(nn.Module):
             return TorchShard(data.dim)
 
         whole = {self.param(name) for name in self._leaves}
-        # Segments return views now and then, and nothing here ever writes into one.
-        warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module \(FSDP(Segment|Stage)Module\) returned a view")
         for module in [*self.segments, self]:
             fully_shard(
                 module, mesh=self._ranks.mesh["dp"], reshard_after_forward=True,
@@ -118,6 +129,18 @@ class StageModule(nn.Module):
             # Losses are divided by the global count, so gradients add up; NCCL and gloo both know plain sums.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+    def mark_shares(self, counted_elsewhere: Collection[str]) -> None:
+        """Note on each parameter what part of its local norm counts in the global one.
+
+        That is one over the ranks that hold the same elements, and nothing for what another stage answers for.
+        """
+        for name in self.names:
+            state = self.param(name)
+            assert isinstance(state, DTensor)
+            mesh = state.device_mesh
+            copies = math.prod(mesh.size(i) for i, p in enumerate(state.placements) if p.is_replicate())
+            setattr(state, NORM_SHARE, 0.0 if name in counted_elsewhere else 1.0 / copies)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -49,6 +49,11 @@ class DeferredModule(nn.Module):
         """As the built module's; InputError before the first call."""
         return self._module.load_state_dict(*args, **kwargs)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> "DeferredModule":
+        raise InputError(
+            "a compiled model cannot be moved or cast (.to, .cuda, .double, ...): do it before autoplan.compile"
+        )
+
     def train(self, mode: bool = True) -> "DeferredModule":
         """Switch between training and evaluation."""
         self.training = mode

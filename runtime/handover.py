@@ -1,7 +1,7 @@
 """What a training step returns: the loss with the step's gradients behind it, and stand-ins for the rest."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -46,14 +46,15 @@ class NotGathered:
         """Raise: there is no tensor here."""
         if name.startswith("__"):
             raise AttributeError(name)
-        raise self._refusal(f".{name}")
+        return self._refuse()
 
-    def __getitem__(self, _key: object) -> object:
-        """Raise: there is no tensor here."""
-        raise self._refusal("[...]")
-
-    def _refusal(self, use: str) -> InputError:
-        return InputError(
-            f"a training step returns the loss alone, but {self._what}{use} was used: gathering it on every rank could "
-            "cost more than the step. Call the model in eval() mode to get all outputs."
+    def _refuse(self, *_args: object, **_kwargs: object) -> NoReturn:
+        raise InputError(
+            f"a training step returns the loss alone, but {self._what} was used: gathering it on every rank could cost "
+            "more than the step. Call the model in eval() mode to get all outputs."
         )
+
+    __getitem__ = __iter__ = __len__ = __bool__ = __float__ = __int__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __matmul__ = __neg__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __torch_function__ = classmethod(lambda cls, *_args, **_kwargs: cls("an output of the model")._refuse())

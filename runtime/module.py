@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from autoplan.errors import InputError, PlanError
 from autoplan.ir import Graph, Ref, SegmentedGraph
 from autoplan.plan.plan import Plan
+from autoplan.randomness import random_ops
 from autoplan.runtime.data import StageModule
 from autoplan.runtime.gather import gather_output
 from autoplan.runtime.handover import Gradient, NotGathered, with_gradients
@@ -79,8 +80,7 @@ class ParallelModule(nn.Module):
         self._tied = TiedParams(plan, self._ranks)
         self._has_values = not any(p.is_meta for p in whole.values())
         self._prepared: dict[tuple[object, ...], _Prepared] = {}
-        for _, param in self.named_parameters():
-            param.autoplan_owner = self  # type: ignore[attr-defined]
+        stage.mark_shares(self._tied.counted_elsewhere)
         self.train(model.training)
 
     @property
@@ -133,10 +133,6 @@ class ParallelModule(nn.Module):
         """
         init_weights(self._stage, self._skeleton, seed)
         self._has_values = True
-
-    def is_counted_elsewhere(self, param: nn.Parameter) -> bool:
-        """Whether another pipeline stage answers for this (tied) parameter in a global norm."""
-        return any(self._stage.param(name) is param for name in self._tied.counted_elsewhere)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "ParallelModule":
         raise InputError(
@@ -220,7 +216,7 @@ class ParallelModule(nn.Module):
         return partial(self._scaled_gradient, name, local)
 
     def _scaled_gradient(self, name: str, local: Tensor, grad: Tensor) -> Tensor:
-        return self._stage.gradient(name, local * grad)
+        return self._stage.gradient(name, local.mul_(grad.to(local.dtype)))  # handed over once, so in place
 
     def _share_loss(self, loss: Tensor) -> None:
         """Sum the loss over the data axis on the last stage, then give it to the other stages, in place."""
@@ -250,6 +246,12 @@ def _check_names(plan: Plan, whole: Mapping[str, nn.Parameter]) -> None:
             f"the plan was made for {plan.model!r} and does not fit this model: the model has no "
             f"{unknown[:3] or 'nothing'}, the plan has no {unplanned[:3] or 'nothing'}: search again for this model"
         )
+    dtype = "/".join(sorted({str(p.dtype).removeprefix("torch.") for p in whole.values()}))
+    if dtype != plan.dtype:
+        raise PlanError(
+            f"the plan was made for parameters in {plan.dtype}, this model has {dtype}, so time and memory would not "
+            f"be as planned: convert the model first (model.to(torch.{plan.dtype})), or search again for {dtype}"
+        )
     frozen = sorted(name for name, p in whole.items() if not p.requires_grad)
     if frozen:
         raise InputError(f"frozen parameters are not supported yet: {frozen[:3]} do not require gradients")
@@ -262,14 +264,8 @@ def _check_trainable(graph: Graph) -> None:
             "a training step needs the loss, but the model returned no scalar that depends on its parameters: compute "
             "the loss inside the model and pass the targets, or call it in eval() mode"
         )
-    for node in graph.nodes:
-        named = dict(node.kwargs)
-        positional = {"aten.dropout.default": 1, "aten.scaled_dot_product_attention.default": 4}.get(node.op)
-        if positional is None:
-            continue
-        p = node.args[positional] if len(node.args) > positional else named.get("p", named.get("dropout_p", 0.0))
-        if p and (node.op != "aten.dropout.default" or node.args[2]):
-            raise InputError(
-                f"{node.where} drops out with p={p}: training with dropout is not supported yet, since its random "
-                "numbers would depend on the plan. Set dropout to 0 in the model's configuration"
-            )
+    for node, rate in random_ops(graph):
+        raise InputError(
+            f"{node.where} drops out with p={rate:g}: training with dropout is not supported yet, since its random "
+            "numbers would depend on the plan. Set dropout to 0 in the model's configuration"
+        )

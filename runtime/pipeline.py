@@ -10,7 +10,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from autoplan.plan.place import PlacedValue
 from autoplan.runtime.collectives import AxisGroup
-from autoplan.runtime.data import StageModule
+from autoplan.runtime.data import StageModule, views_allowed
 from autoplan.runtime.mesh import RankMesh
 from autoplan.runtime.program import LocalSegment, Program
 from autoplan.runtime.remat import run_segment
@@ -41,7 +41,8 @@ def run_stage(
             values.update(zip(segment.departures, outputs, strict=True))
         return tuple(values[name] for segment in program.segments for name in segment.departures)
 
-    stage(run, *received)
+    with views_allowed():
+        stage(run, *received)
     return values
 
 

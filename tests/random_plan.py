@@ -83,16 +83,29 @@ def random_plan(
         )
     placements = _param_placements(segmented, wanted, choose, dp, tp, data)
     return Plan(
-        version="test", model=model, graph_digest=segmented.graph.digest, batch_size=segmented.graph.batch_size,
+        version="test",
+        model=model,
+        graph_digest=segmented.graph.digest,
+        dtype="float64",
+        batch_size=segmented.graph.batch_size,
         cluster=Cluster(num_nodes=1, devices_per_node=pp * dp * tp, device="cpu", memory_bytes=1 << 30),
-        profile_digest="", mesh=Mesh(axes=("pp", "dp", "tp"), sizes=(pp, dp, tp)), schedule="1f1b",
-        num_microbatches=microbatches, data=data, kind_names=segmented.kind_names,
+        profile_digest="",
+        mesh=Mesh(axes=("pp", "dp", "tp"), sizes=(pp, dp, tp)),
+        schedule="1f1b",
+        num_microbatches=microbatches,
+        data=data,
+        kind_names=segmented.kind_names,
         segment_kinds=tuple(s.kind for s in segmented.segments),
         segment_params=tuple(tuple(p.removeprefix("param:") for p in s.params) for s in segmented.segments),
-        prelude=tuple((n, batch.strategy(n)) for n in segmented.prelude), inputs=batch.inputs, params=placements,
-        layouts=tuple(layouts.values()), stages=_stages(segmented, layouts, pp, choose), step=Amounts(by_cause=()),
-        runners_up=(), assumptions=(),
-    )  # fmt: skip
+        prelude=tuple((n, batch.strategy(n)) for n in segmented.prelude),
+        inputs=batch.inputs,
+        params=placements,
+        layouts=tuple(layouts.values()),
+        stages=_stages(segmented, layouts, pp, choose),
+        step=Amounts(by_cause=()),
+        runners_up=(),
+        assumptions=(),
+    )
 
 
 def _arrival(value: str, metas: Mapping[str, TensorMeta], crossing: set[str], sequence: bool, tp: int) -> Placement:

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 
 import typer
 
-from autoplan.errors import AutoplanError, InfeasibleError, InputError, Shortfall
-from autoplan.plan.words import bytes_text
+from autoplan.errors import AutoplanError, InputError
 from autoplan.plan.writing import write_text
 
 INTERRUPTED = 130
@@ -25,7 +24,7 @@ def exit_codes() -> Iterator[None]:
     try:
         yield
     except AutoplanError as error:
-        typer.echo(error_text(error), err=True)
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from error
     except KeyboardInterrupt as error:
         typer.echo("interrupted: no half-written file is left", err=True)
@@ -35,31 +34,6 @@ def exit_codes() -> Iterator[None]:
     except Exception as error:
         error.add_note("This is a bug in autoplan, not in your input: please report it with the lines above.")
         raise
-
-
-def error_text(error: AutoplanError) -> str:
-    """``error: message``, and for an infeasible job what is missing and what would help."""
-    lines = [f"error: {error}"]
-    if isinstance(error, InfeasibleError) and error.shortfall is not None:
-        lines += _shortfall_lines(error.shortfall)
-    return "\n".join(lines)
-
-
-def _shortfall_lines(shortfall: Shortfall) -> list[str]:
-    width = max((len(cause) for cause, _ in shortfall.by_cause), default=0)
-    return [
-        f"  stage {shortfall.stage} needs  {_exact(shortfall.needed_bytes)}",
-        f"  a device has   {_exact(shortfall.limit_bytes)}",
-        f"  short by       {_exact(shortfall.missing_bytes)}",
-        "  what it needs it for:",
-        *(f"    {cause:<{width}}  {_exact(num_bytes)}" for cause, num_bytes in shortfall.by_cause),
-        "  what would make it fit:",
-        *(f"    - {remedy}" for remedy in shortfall.remedies or ("nothing that was tried",)),
-    ]
-
-
-def _exact(num_bytes: int) -> str:
-    return f"{bytes_text(num_bytes):>9} ({num_bytes:,} bytes)"
 
 
 def refuse_unwritable(path: str) -> None:

@@ -26,8 +26,8 @@ from autoplan.plan.verify import AXES, COLLECTIVE_AXES, verify_plan
 from autoplan.sharding import CollectiveKind, Placement
 
 _PLAN_KEYS = (
-    "schema_version", "version", "model", "graph_digest", "batch_size", "cluster", "profile_digest", "mesh",
-    "schedule", "num_microbatches", "data", "step_us", "kind_names", "segments", "stages", "parameters",
+    "schema_version", "version", "model", "graph_digest", "batch_size", "dtype", "cluster", "profile_digest",
+    "mesh", "schedule", "num_microbatches", "data", "step_us", "kind_names", "segments", "stages", "parameters",
     "parameter_names", "inputs", "prelude", "layouts", "runners_up", "assumptions",
 )  # fmt: skip
 
@@ -47,6 +47,7 @@ def plan_from_json(data: object) -> Plan:
         model=reading.text(at["model"]),
         graph_digest=reading.text(at["graph_digest"]),
         batch_size=reading.whole(at["batch_size"], least=1),
+        dtype=reading.text(at["dtype"]),
         cluster=_cluster_from_json(at["cluster"]),
         profile_digest=reading.text(at["profile_digest"]),
         mesh=_mesh_from_json(at["mesh"]),

@@ -19,6 +19,7 @@ def plan_to_json(plan: Plan) -> dict[str, object]:
         "model": plan.model,
         "graph_digest": plan.graph_digest,
         "batch_size": plan.batch_size,
+        "dtype": plan.dtype,
         "cluster": {
             "num_nodes": plan.cluster.num_nodes,
             "devices_per_node": plan.cluster.devices_per_node,

@@ -79,11 +79,11 @@ def place(plan: Plan, segmented: SegmentedGraph) -> Placed:
     prelude = dict(plan.prelude)
     for name in segmented.prelude:
         batch = _same_op(plan, by_name[name], prelude.get(name))
-        ops[name] = PlacedOp(node=by_name[name], batch=batch, tensor=replicated(by_name[name]))
+        ops[name] = _placed_op(plan, by_name[name], batch, replicated(by_name[name]))
     leaving: dict[str, Placement] = {}
     for segment, layout in zip(segmented.segments, _layouts(plan), strict=True):
         for name, planned in _match(plan, [by_name[n] for n in segment.nodes], layout):
-            ops[name] = PlacedOp(node=by_name[name], batch=planned.batch, tensor=planned.tensor)
+            ops[name] = _placed_op(plan, by_name[name], planned.batch, planned.tensor)
         if len(segment.outputs) == len(layout.outputs):
             leaving |= dict(zip(segment.outputs, layout.outputs, strict=True))
     whole = [*graph.constants, *((i.value, i.meta) for i in graph.inputs)]
@@ -96,6 +96,15 @@ def place(plan: Plan, segmented: SegmentedGraph) -> Placed:
             tensor = leaving.get(name, op.tensor.outputs[i])
             values[name] = _value(name, op.node.outputs[i], op.batch.outputs[i], tensor)
     return Placed(ops=ops, values=values)
+
+
+def _placed_op(plan: Plan, node: OpNode, batch: Strategy, tensor: Strategy) -> PlacedOp:
+    """An axis of one splits nothing, whatever the plan would do on a longer one."""
+    return PlacedOp(
+        node=node,
+        batch=replicated(node) if plan.parts == 1 else batch,
+        tensor=replicated(node) if plan.mesh.size("tp") == 1 else tensor,
+    )
 
 
 def _match(plan: Plan, nodes: Sequence[OpNode], layout: Layout) -> list[tuple[str, OpPlacement]]:

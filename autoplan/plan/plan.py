@@ -145,6 +145,8 @@ class Plan:
     graph_digest: str
     batch_size: int
     """Global batch."""
+    dtype: str
+    """Dtype of the parameters: ``bfloat16``; several are joined by ``/``."""
     cluster: Cluster
     profile_digest: str
     mesh: Mesh

@@ -68,6 +68,11 @@ def _verify_batch(plan: Plan) -> None:
         f"the global batch of {plan.batch_size} does not divide into {plan.parts} equal parts "
         f"(dp {plan.mesh.size('dp')} x {plan.num_microbatches} microbatches): choose another number",
     )
+    _require(
+        plan.num_microbatches >= plan.mesh.size("pp"),
+        "num_microbatches",
+        f"1F1B needs a microbatch for each of the {plan.mesh.size('pp')} stages, found {plan.num_microbatches}",
+    )
 
 
 def _verify_chain(plan: Plan) -> None:

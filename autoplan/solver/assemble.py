@@ -4,6 +4,7 @@ from importlib.metadata import version
 
 from autoplan.plan.data_axis import data_placement
 from autoplan.plan.plan import Layout, OpPlacement, ParamPlacement, Plan, RunnerUp, Stage
+from autoplan.plan.words import time_text
 from autoplan.sharding import REPLICATE, Placement
 from autoplan.solver.collect import stage_collectives
 from autoplan.solver.milp import SolveState
@@ -23,6 +24,7 @@ def assemble(state: Search, best: Step, profile_digest: str) -> Plan:
         model=state.request.model,
         graph_digest=sg.graph.digest,
         batch_size=sg.graph.batch_size,
+        dtype="/".join(sorted({param.meta.dtype for param in sg.graph.params})),
         cluster=tables.cluster,
         profile_digest=profile_digest,
         mesh=point.mesh,
@@ -55,7 +57,8 @@ def _params(best: Step) -> tuple[ParamPlacement, ...]:
     found = []
     for param in sg.graph.params:
         tensor = placements.get(param.value, REPLICATE)
-        data = data_placement(param.meta.shape, tensor, dp) if sharded else REPLICATE
+        read = param.value in placements
+        data = data_placement(param.meta.shape, tensor, dp) if sharded and read else REPLICATE
         found.append(ParamPlacement(name=param.name, tensor=tensor, data=data))
     return tuple(found)
 
@@ -122,18 +125,17 @@ def _reason(loss: Loss, best: Step) -> str:
         return f"refused: {loss.reason}"
     slower = f"{(loss.step_us / best.total_us - 1) * 100:.1f}% slower"
     if loss.step is None:
-        return f"not solved: at least {slower}, by its lower bound"
+        return f"left out: at least {slower}, by its lower bound"
     mine = dict(best.amounts)
     differences = [(cause, value - mine[cause]) for cause, value in loss.step.amounts]
     cause, worst = max(differences, key=lambda pair: pair[1])
-    return f"{slower}: {worst / 1e3:.2f} ms more {cause}"
+    return f"{slower}: {time_text(worst)} more {cause}"
 
 
 def _assumptions(state: Search, best: Step) -> tuple[tuple[str, str], ...]:
     request, setting = state.request, best.setting
     pins = ", ".join(f"{name}={value}" for name, value in request.pins) or "nothing"
     return (
-        ("dtype", request.dtype),
         ("state dtype", "parameters, gradients and optimizer states have the dtype of the parameter"),
         ("optimizer", f"{request.optimizer}, {request.optimizer_states} states per parameter"),
         ("batch", f"{setting.sg.graph.batch_size} samples a step, {setting.point.microbatch} per microbatch and rank"),

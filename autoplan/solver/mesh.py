@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from autoplan.cluster import Cluster, Group, Mesh
 from autoplan.plan.memory import DataAxis
 from autoplan.plan.plan import DataMode
+from autoplan.plan.words import count_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -50,9 +51,8 @@ class Point:
     def __str__(self) -> str:
         """Print as ``pp=2 dp=2 tp=2, 8 microbatches of 1, data shard``."""
         mode = f", data {self.data}" if self.dp > 1 else ""
-        return (
-            f"pp={self.pp} dp={self.dp} tp={self.tp}, {self.num_microbatches} microbatches of {self.microbatch}{mode}"
-        )
+        count = count_text(self.num_microbatches, "microbatch")
+        return f"pp={self.pp} dp={self.dp} tp={self.tp}, {count} of {self.microbatch}{mode}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

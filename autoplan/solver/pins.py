@@ -106,6 +106,11 @@ def _check_batch(batch: int, split: BatchSplit, cluster: Cluster, request: Reque
     if request.dp is not None and batch % request.dp:
         valid = tuple(d for d in _divisors(cluster.num_devices) if batch % d == 0)
         raise InputError(f"dp={request.dp} does not divide the batch of {batch}; valid: {_listed(valid)}")
+    if request.pp is not None and request.pp > batch // (request.dp or 1) // (request.microbatch or 1):
+        raise InputError(
+            f"pp={request.pp} needs at least as many microbatches, but a batch of {batch} over dp={request.dp or 1} in "
+            f"microbatches of {request.microbatch or 1} gives fewer: raise the batch, or lower pp, dp or microbatch"
+        )
     if request.microbatch is not None:
         samples = batch // (request.dp or 1)
         if samples % request.microbatch:

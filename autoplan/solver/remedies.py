@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from autoplan.cluster import Cluster
 from autoplan.errors import InfeasibleError, Shortfall
+from autoplan.plan.words import bytes_text
 from autoplan.solver.bounds import least_state_bytes
 from autoplan.solver.mesh import Point
 from autoplan.solver.request import Request
@@ -37,19 +38,21 @@ def infeasible(tables: Tables, request: Request) -> InfeasibleError:
 
 
 def _message(tables: Tables, nearest: Step, shortfall: Shortfall) -> str:
-    causes = ", ".join(f"{cause} {size_text(n)}" for cause, n in shortfall.by_cause if n)
-    ways = "".join(f"\n  {way}" for way in shortfall.remedies)
-    return (
-        f"no plan fits {tables.cluster}. The nearest ({nearest.setting.point}) misses "
-        f"{size_text(shortfall.missing_bytes)} on stage {shortfall.stage}: it needs "
-        f"{size_text(shortfall.needed_bytes)} of {size_text(shortfall.limit_bytes)} ({causes}). "
-        f"What would make it fit:{ways}"
-    )
+    width = max(len(cause) for cause, _ in shortfall.by_cause)
+    return "\n".join([
+        f"no plan fits {tables.cluster}; the nearest is {nearest.setting.point}, where",
+        f"  stage {shortfall.stage} needs  {_exact(shortfall.needed_bytes)}",
+        f"  a device has   {_exact(shortfall.limit_bytes)}",
+        f"  short by       {_exact(shortfall.missing_bytes)}",
+        "what it needs it for:",
+        *(f"  {cause:<{width}}  {_exact(num_bytes)}" for cause, num_bytes in shortfall.by_cause if num_bytes),
+        "what would make it fit:",
+        *(f"  - {way}" for way in shortfall.remedies),
+    ])  # fmt: skip
 
 
-def size_text(num_bytes: int) -> str:
-    """Bytes for people: ``80.7 GiB``, or MiB below one GiB."""
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.2f} MiB"
+def _exact(num_bytes: int) -> str:
+    return f"{bytes_text(num_bytes):>9} ({num_bytes:,} bytes)"
 
 
 def _pins(request: Request) -> str:
@@ -98,7 +101,7 @@ def remedies(tables: Tables, request: Request) -> Iterator[str]:
     if grown is not None:
         yield f"{grown.num_devices} devices ({grown})"
     else:
-        yield f"a device with more memory than {size_text(tables.cluster.memory_bytes)}, or a smaller model"
+        yield f"a device with more memory than {bytes_text(tables.cluster.memory_bytes)}, or a smaller model"
 
 
 def enough_devices(tables: Tables, request: Request) -> Cluster | None:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from autoplan.sharding import Shard
 from autoplan.solver.bounds import class_us, least_state_bytes, lower_bound_us, points
 from autoplan.solver.build import Model, crossing_placement, crossing_values
 from autoplan.solver.mesh import Point
@@ -105,6 +106,9 @@ def _try_point(state: Search, point: Point) -> None:
         return
     found = [solve_point(state, point, sequence) for sequence in ((True, False) if point.tp > 1 else (False,))]
     steps = [step for step in found if isinstance(step, Step)]
+    if steps and state.request.tp is None and not any(splits_work(step) for step in steps):
+        state.note(Loss(point=point, step_us=None, reason="at this size the tensor axis would split nothing"))
+        return
     if steps:
         best = min(steps, key=lambda step: step.total_us)
         _accept(state, best)
@@ -115,6 +119,15 @@ def _try_point(state: Search, point: Point) -> None:
     else:
         reason = "; ".join(sorted({_why(s) for s in found if isinstance(s, SolveState)}))
         state.note(Loss(point=point, step_us=None, reason=reason))
+
+
+def splits_work(step: Step) -> bool:
+    """Whether the tensor axis does anything: with tp > 1, some op is split over it."""
+    if step.setting.point.tp == 1:
+        return True
+    options = {option.name: option for stage in step.stages for option in stage.options}
+    strategies = [candidate.strategy for option in options.values() for _, candidate in option.resolved.nodes]
+    return any(isinstance(p, Shard) for strategy in strategies for p in (*strategy.inputs, *strategy.outputs))
 
 
 def _accept(state: Search, step: Step) -> None:

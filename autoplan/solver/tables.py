@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from autoplan.cluster import Cluster, Group
 from autoplan.cost import Collective, CostModel
-from autoplan.errors import AutoplanError
+from autoplan.errors import InfeasibleError
 from autoplan.ir import SegmentedGraph
 from autoplan.plan.plan import RECOMPUTE, LayoutCost, Recompute
 from autoplan.sharding import CollectiveKind, Placement
@@ -129,7 +129,10 @@ def solve_variants(
         solution = solve_block(problem, price, fixed)
         states.add(solution.state)
         if solution.choice is None:
-            raise AutoplanError(f"the placements of a class of segments were not found: {solution.state.value}")
+            raise InfeasibleError(
+                f"no placements were found for a class of segments ({solution.state.value}): raise the time limit, or "
+                "pin tp=1"
+            )
         found[solution.choice] = None
     return tuple(resolve(problem, choice) for choice in found)
 

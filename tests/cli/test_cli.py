@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import autoplan
 from autoplan.cli.main import app
-from autoplan.errors import InfeasibleError, InputError, Shortfall
+from autoplan.errors import InfeasibleError, InputError
 from autoplan.plan.file import load_plan, plan_json
 
 SEARCH = ["search", "model.py", "--cluster", "8xH100"]
@@ -116,26 +116,11 @@ def test_bad_input_exits_2_with_the_message(api):
     assert result.stderr.endswith("error: no file model.py: check the path\n")
 
 
-def test_infeasible_exits_3_with_the_figures(api, tmp_path):
-    shortfall = Shortfall(
-        stage=3,
-        needed_bytes=33_512_345_678,
-        limit_bytes=23_000_000_000,
-        by_cause=(("optimizer", 20_000_000_000), ("activations", 13_512_345_678)),
-        remedies=("recompute everything: --recompute full", "16 devices instead of 8"),
-    )
-    api.error = InfeasibleError("no plan fits 1x8xL4", shortfall)
+def test_infeasible_exits_3_with_the_figures_and_writes_nothing(api, tmp_path):
+    api.error = InfeasibleError("no plan fits 1x8xL4\n  short by  9.79 GiB (10,512,345,678 bytes)")
     result = run(*SEARCH, "-o", str(tmp_path / "plan.json"))
     assert (result.exit_code, result.stdout) == (3, "")
-    for words in (
-        "error: no plan fits 1x8xL4",
-        "stage 3 needs",
-        "(33,512,345,678 bytes)",
-        "short by        9.79 GiB (10,512,345,678 bytes)",
-        "optimizer     18.6 GiB",
-        "    - recompute everything: --recompute full\n    - 16 devices instead of 8\n",
-    ):
-        assert words in result.stderr
+    assert "error: no plan fits 1x8xL4\n  short by  9.79 GiB (10,512,345,678 bytes)\n" in result.stderr
     assert os.listdir(tmp_path) == []
 
 

@@ -1,18 +1,22 @@
 """What each rank does in the oracle tests: run a plan, and compare everything with the plain model in one process."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
 import zoo
+from multiproc.counting import CollectiveCounter
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import autoplan
+from autoplan import api
 from autoplan.runtime.data import StageModule
+from autoplan.runtime.skeleton import signature
+from autoplan.trace.capture import Traced, trace_model
 
 TOLERANCE = 1e-10
 STEPS = 3
@@ -71,8 +75,13 @@ def tensors_in(output: object) -> list[Tensor]:
     return [x for x in leaves if isinstance(x, Tensor)]
 
 
-def agree(name: str, plan: autoplan.Plan, batch_size: int, mutation: str = "") -> list[str]:
-    """Differences above the tolerance, in words; an empty list when planned and plain run agree."""
+Issued = dict[tuple[str, str], int]
+
+
+def agree(name: str, plan: autoplan.Plan, batch_size: int, mutation: str = "") -> tuple[list[str], int, Issued]:
+    """Differences above the tolerance, in words (none when planned and plain run agree); this rank's stage; and the
+    collectives that it issued in its second step by axis and kind (the first step also agrees on shapes).
+    """
     expected = reference(name, batch_size)
     entry = zoo.ZOO[name]
     found: list[str] = []
@@ -85,13 +94,15 @@ def agree(name: str, plan: autoplan.Plan, batch_size: int, mutation: str = "") -
         if not error <= TOLERANCE:
             found.append(f"{what}: off by {error:.3g}")
 
-    with zoo.InFloat64(), MUTATIONS[mutation]():
+    with zoo.InFloat64(), MUTATIONS[mutation](), _patched(api, "trace_model", lambda _: partial(_traced_once, name)):
         model = autoplan.compile(zoo.build(name), plan)
+        counter = CollectiveCounter(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
         for step in range(STEPS):
-            loss = loss_of(model(**entry.batch(batch_size, step)))
-            optimizer.zero_grad()
-            loss.backward()
+            with counter if step == 1 else nullcontext():
+                loss = loss_of(model(**entry.batch(batch_size, step)))
+                optimizer.zero_grad()
+                loss.backward()
             compare(f"loss {step}", loss.detach(), expected.losses[step])
             if step == 0:
                 for n, p in model.named_parameters():
@@ -109,7 +120,18 @@ def agree(name: str, plan: autoplan.Plan, batch_size: int, mutation: str = "") -
         for i, (got, want) in enumerate(zip(outputs, expected.evaluated, strict=True)):
             compare(f"eval output {i}", got, want)
     check_names(model, zoo.build(name))
-    return found
+    return found, model._ranks.pp.coordinate, dict(counter.seen)
+
+
+_TRACES: dict[tuple[object, ...], Traced] = {}
+
+
+def _traced_once(name: str, model: nn.Module, inputs: Mapping[str, object]) -> Traced:
+    """Trace as usual, once per process, model, mode and shapes: most of a job's time would go there."""
+    key = (name, model.training, signature((), inputs))
+    if key not in _TRACES:
+        _TRACES[key] = trace_model(model, inputs)
+    return _TRACES[key]
 
 
 def check_names(model: nn.Module, plain: nn.Module) -> None:

@@ -1,14 +1,11 @@
-"""Counts the collectives that torch's dispatcher sees in one training step, by mesh axis and kind."""
+"""Counts the collectives that torch's dispatcher sees, by mesh axis and kind."""
 
 from collections import Counter
 
 import torch
 import torch.distributed as dist
-import zoo
-from multiproc.oracle_jobs import loss_of
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-
-import autoplan
 
 KINDS = {
     "all_reduce": "all_reduce", "allreduce_": "all_reduce", "all_gather_into_tensor": "all_gather",
@@ -19,13 +16,15 @@ KINDS = {
 SILENT = {"wait_tensor"}
 
 
-class Counter_(TorchDispatchMode):
-    """Sees every op of the c10d namespaces, forward and backward."""
+class CollectiveCounter(TorchDispatchMode):
+    """Sees every op of the c10d namespaces, forward and backward, that a compiled model's groups run."""
 
-    def __init__(self, axis_of: dict[str, str]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.seen: Counter[tuple[str, str]] = Counter()
-        self._axis_of = axis_of
+        ranks = model._ranks
+        self._axis_of = {getattr(ranks, axis).group.group_name: axis for axis in ("pp", "dp", "tp")}
+        self._axis_of |= {group.group_name: "tied" for group in model._tied._groups.values()}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace in ("c10d", "_c10d_functional"):
@@ -40,17 +39,3 @@ def _group_name(args: tuple[object, ...]) -> str:
         if isinstance(arg, torch.ScriptObject) and "ProcessGroup" in str(arg._type()):
             return dist.ProcessGroup.unbox(arg).group_name
     return next(arg for arg in reversed(args) if isinstance(arg, str))
-
-
-def count(name: str, plan: autoplan.Plan, batch_size: int) -> tuple[int, dict[tuple[str, str], int]]:
-    """This rank's stage, and what it issued in its second step (the first also agrees on shapes)."""
-    with zoo.InFloat64():
-        model = autoplan.compile(zoo.build(name), plan)
-        inputs = zoo.ZOO[name].batch(batch_size, 0)
-        loss_of(model(**inputs)).backward()
-        ranks = model._ranks
-        axis_of = {getattr(ranks, axis).group.group_name: axis for axis in ("pp", "dp", "tp")}
-        axis_of |= {group.group_name: "tied" for group in model._tied._groups.values()}
-        with Counter_(axis_of) as counter:
-            loss_of(model(**inputs)).backward()
-    return ranks.pp.coordinate, dict(counter.seen)
