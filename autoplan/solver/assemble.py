@@ -136,6 +136,7 @@ def _assumptions(state: Search, best: Step) -> tuple[tuple[str, str], ...]:
     request, setting = state.request, best.setting
     pins = ", ".join(f"{name}={value}" for name, value in request.pins) or "nothing"
     return (
+        ("dtype", request.dtype),
         ("state dtype", "parameters, gradients and optimizer states have the dtype of the parameter"),
         ("optimizer", f"{request.optimizer}, {request.optimizer_states} states per parameter"),
         ("batch", f"{setting.sg.graph.batch_size} samples a step, {setting.point.microbatch} per microbatch and rank"),
