@@ -2,21 +2,31 @@
 fails when one of them moves.
 """
 
+import copy
+from collections.abc import Callable
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
+from torch.utils._pytree import tree_flatten
 
 __all__ = [
     "COLLECTIVE_NAMESPACE",
+    "OpOverload",
     "StridedShard",
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "copy_of_module",
+    "is_persistent",
     "reduce_scatter",
+    "tree_flatten",
 ]
+# OpOverload: the type of what a checkpoint policy is asked about.
+# tree_flatten: torch's own view of nested inputs, which has no public name in torch itself.
 # StridedShard: the only DTensor placement for a dim that is split within blocks; it has no public name.
 
 COLLECTIVE_NAMESPACE = "_c10d_functional"
@@ -51,3 +61,18 @@ def _wait(x: Tensor) -> Tensor:
     waited = _ops.wait_tensor(x)
     assert isinstance(waited, Tensor)
     return waited
+
+
+def copy_of_module(
+    module: nn.Module, param: Callable[[nn.Parameter], nn.Parameter], buffer: Callable[[Tensor], Tensor]
+) -> nn.Module:
+    """A copy with other parameters and buffers of its own and the same children. nn.Module has no public way."""
+    made = copy.copy(module)
+    made._parameters = {name: None if p is None else param(p) for name, p in module._parameters.items()}
+    made._buffers = {name: None if b is None else buffer(b) for name, b in module._buffers.items()}
+    return made
+
+
+def is_persistent(module: nn.Module, buffer: str) -> bool:
+    """Whether a buffer of this module belongs into its ``state_dict``."""
+    return buffer not in module._non_persistent_buffers_set

@@ -150,9 +150,7 @@ class StageModule(nn.Module):
     def param(self, name: str) -> nn.Parameter:
         """The parameter as the user sees it: a DTensor on the (dp, tp) mesh."""
         home, key = self._home[name]
-        param = home._parameters[key]
-        assert param is not None
-        return param
+        return home.get_parameter(key)
 
     def local(self, name: str) -> Tensor:
         """What a segment computes with; valid while the segment (or stage) that holds it runs."""

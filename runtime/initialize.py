@@ -1,6 +1,5 @@
 """Give values to the parameters of a model built on the meta device, the same under every plan."""
 
-import copy
 import hashlib
 from collections.abc import Callable, Iterator
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from autoplan.errors import InputError
+from autoplan.runtime.compat import copy_of_module, is_persistent
 from autoplan.runtime.data import StageModule
 
 
@@ -31,15 +31,12 @@ def init_weights(stage: StageModule, skeleton: nn.Module, seed: int) -> None:
             if name in mine and name == f"{path}.{key}".removeprefix("."):
                 stage.fill(name, filled.get_parameter(key).detach())
         for key in meta_buffers:
-            module.register_buffer(key, filled.get_buffer(key), key not in module._non_persistent_buffers_set)
+            module.register_buffer(key, filled.get_buffer(key), persistent=is_persistent(module, key))
 
 
 def _initialised(skeleton: nn.Module, module: nn.Module, path: str, seed: int) -> nn.Module:
     """A copy of one module (without its children) with real, initialised parameters and buffers."""
-    children, module_copy = dict(module._modules), copy.copy(module)
-    module_copy._parameters = {k: _blank_param(p) for k, p in module._parameters.items()}
-    module_copy._buffers = {k: _blank(b) if b is not None and b.is_meta else b for k, b in module._buffers.items()}
-    module_copy._modules = children
+    module_copy = copy_of_module(module, _blank_param, _blank_buffer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(hashlib.sha256(f"{seed}:{path}".encode()).digest()[:8], "little") >> 1)
         with torch.no_grad():
@@ -69,5 +66,9 @@ def _blank(like: Tensor) -> Tensor:
     return blank.fill_(float("nan")) if blank.is_floating_point() else blank.zero_()
 
 
-def _blank_param(like: nn.Parameter | None) -> nn.Parameter | None:
-    return None if like is None else nn.Parameter(_blank(like), requires_grad=like.requires_grad)
+def _blank_param(like: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(_blank(like), requires_grad=like.requires_grad)
+
+
+def _blank_buffer(like: Tensor) -> Tensor:
+    return _blank(like) if like.is_meta else like

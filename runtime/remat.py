@@ -13,7 +13,7 @@ from torch.utils.checkpoint import (
 )
 
 from autoplan.plan.plan import Recompute
-from autoplan.runtime.compat import COLLECTIVE_NAMESPACE
+from autoplan.runtime.compat import COLLECTIVE_NAMESPACE, OpOverload
 
 Outputs = tuple[Tensor, ...]
 
@@ -43,7 +43,7 @@ def _selective_contexts() -> tuple[AbstractContextManager[None], AbstractContext
     return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call,no-any-return]
 
 
-def _policy(_context: object, op: torch._ops.OpOverload, *_args: object, **_kwargs: object) -> CheckpointPolicy:
+def _policy(_context: object, op: OpOverload, *_args: object, **_kwargs: object) -> CheckpointPolicy:
     if op.namespace == COLLECTIVE_NAMESPACE or str(op.overloadpacket) in _KEPT:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+
+from autoplan.runtime.compat import tree_flatten
 
 
 def on_meta(model: nn.Module) -> nn.Module:
@@ -36,6 +37,6 @@ def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 def signature(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[object, ...]:
     """What makes two calls traceable as one: structure, shapes and dtypes, and the values of non-tensors."""
-    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+    leaves, spec = tree_flatten((args, dict(kwargs)))
     described = tuple((tuple(x.shape), x.dtype) if isinstance(x, Tensor) else ("value", repr(x)) for x in leaves)
     return (str(spec), *described)

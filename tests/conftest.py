@@ -25,3 +25,7 @@ def pools() -> Iterator[Pools]:
     found = Pools()
     yield found
     found.close()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden plans anew")
