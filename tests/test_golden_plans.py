@@ -19,7 +19,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("model", "cluster", "options"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("model", "cluster", "options"), CASES, ids=str)
 def test_plan_is_as_recorded(request: pytest.FixtureRequest, model: str, cluster: str, options) -> None:
     plan = search_source(str(EXAMPLES / f"{model}.py"), cluster=cluster, **options)
     # Memory of a CPU device is that of the machine at hand.

@@ -197,3 +197,20 @@ MUTATIONS: dict[str, Callable[[], object]] = {
     "skip the gradient reductions": lambda: _patched(StageModule, "_sum_by_segment", _skipped_reduction),
     "swap two shards": lambda: _patched(StageModule, "local", _swapped_shards),
 }
+
+
+def losses_in(name: str, plan: autoplan.Plan, dtype: torch.dtype, batch_size: int) -> list[tuple[float, float]]:
+    """Planned and plain loss of three steps in a dtype that trains are run in."""
+    plain = zoo.build(name).to(dtype)
+    model = autoplan.compile(plain, plan)
+    pairs = []
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (model, plain)]
+    for step in range(STEPS):
+        batch = zoo.ZOO[name].batch(batch_size, step)
+        losses = [loss_of(m(**batch)) for m in (model, plain)]
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        pairs.append((losses[0].item(), losses[1].item()))
+    return pairs

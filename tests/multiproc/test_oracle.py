@@ -5,10 +5,12 @@ in unequal numbers per sample, and one sample has none. The plans are what the s
 pinned. Mutations show that the comparison can fail.
 """
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
 import pytest
+import torch
 import zoo
 from multiproc import oracle_jobs
 from random_plan import random_plan
@@ -86,3 +88,14 @@ def test_any_strategy_of_the_rule_table_runs_right(pools, case) -> None:
             segmented(name), pp=pp, dp=dp, tp=tp, microbatches=microbatches, seed=seed, data=data, recompute=recompute
         )
         assert differences(pools, plan, name) == [], f"seed {seed}"
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.0626)], ids=str)
+def test_training_dtypes_with_sharded_parameters(pools, dtype: torch.dtype, tolerance: float) -> None:
+    """FSDP2 reduces float32 and bfloat16 otherwise than float64; the tolerance is two roundings of the loss."""
+    model = zoo.build("nanogpt").to(dtype)
+    graph = segment_graph(trace_model(model, zoo.ZOO["nanogpt"].batch(BATCH, 0)).graph)
+    plan = random_plan(graph, pp=1, dp=2, tp=2, microbatches=2, seed=1, data="shard")
+    plan = replace(plan, dtype=str(dtype).removeprefix("torch."))
+    for pairs in pools[4].run(oracle_jobs.losses_in, "nanogpt", plan, dtype, BATCH):
+        assert all(abs(planned - plain) <= tolerance for planned, plain in pairs), pairs
