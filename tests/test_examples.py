@@ -10,7 +10,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @pytest.mark.multiproc
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(500)
 def test_the_demo_runs_and_its_losses_agree(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "demo.py"), "--steps", "3", "--out", str(tmp_path)],
