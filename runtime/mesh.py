@@ -53,8 +53,8 @@ def build_mesh(mesh: Mesh) -> RankMesh:
         sizes = " x ".join(f"{axis}={size}" for axis, size in zip(mesh.axes, mesh.sizes, strict=True))
         raise PlanError(
             f"the plan needs {mesh.num_devices} ranks ({sizes}), this run has {dist.get_world_size()}: "
-            f"start it with `torchrun --nproc-per-node {mesh.num_devices}`, or search again for "
-            f"{dist.get_world_size()} devices"
+            f"start it with `torchrun --nproc-per-node {mesh.num_devices}`, or search again for the "
+            "ranks there are"
         )
     device = _rank_device()
     device_mesh = init_device_mesh(device.type, mesh.sizes, mesh_dim_names=mesh.axes)

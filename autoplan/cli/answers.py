@@ -31,6 +31,9 @@ def exit_codes() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from error
     except (typer.Exit, BrokenPipeError):
         raise
+    except OSError as error:
+        typer.echo(f"error: {error.filename or 'the output'}: {error.strerror or error}", err=True)
+        raise typer.Exit(InputError.exit_code) from error
     except Exception as error:
         error.add_note("This is a bug in autoplan, not in your input: please report it with the lines above.")
         raise
@@ -52,6 +55,4 @@ def write_output(path: str, text: str) -> None:
     try:
         write_text(path, text)
     except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another place"
-        ) from error
+        raise InputError(f"cannot write {path}: {error.strerror or error}; choose another place") from error

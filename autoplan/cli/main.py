@@ -98,9 +98,9 @@ def search(  # noqa: PLR0913 (one parameter per flag)
                 pp=pp, dp=dp, tp=tp, microbatch=microbatch, recompute=recompute, time_limit_s=time_limit,
                 progress=progress,
             )  # fmt: skip
+        typer.echo(plan_json(plan) if as_json else str(plan), nl=False)
         if output is not None:
             write_output(output, plan_json(plan))
-        typer.echo(plan_json(plan) if as_json else str(plan), nl=False)
         _say_where(output, err=as_json)
 
 
@@ -127,6 +127,7 @@ def report(
     with exit_codes():
         plan = load_plan(plan_file)
         if html is not None:
+            refuse_unwritable(html)
             write_output(html, report_html(plan))
         typer.echo(report_json(make_report(plan)) if as_json else report_text(plan), nl=False)
         if html is not None:

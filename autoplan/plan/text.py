@@ -93,7 +93,7 @@ def tensor_axis_words(plan: Plan) -> str:
     sequence = ", activations between layers along dim 1 (sequence)" if Shard(1) in crossing else ""
     strategies = [op.tensor for layout in plan.layouts for op in layout.ops]
     if not any(isinstance(p, Shard) for s in strategies for p in (*s.inputs, *s.outputs)):
-        return f"pinned to {count_text(tp, 'device')}, but nothing is split: they all do the same work"
+        return f"nothing is split at this size: {count_text(tp, 'device')} do the same work"
     return f"each layer is split over {count_text(tp, 'device')}{sequence}"
 
 

@@ -53,6 +53,11 @@ class Request:
         return OPTIMIZER_STATES[self.optimizer]
 
     @property
+    def pins_tensor(self) -> bool:
+        """Whether the tensor degree is pinned, by itself or by what the other two leave."""
+        return self.tp is not None or (self.pp is not None and self.dp is not None)
+
+    @property
     def pins(self) -> tuple[tuple[str, str], ...]:
         """What is pinned, for messages and the plan."""
         pins: tuple[tuple[str, int | str | None], ...] = (

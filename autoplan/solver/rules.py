@@ -60,7 +60,7 @@ def check_rules(nodes: Iterable[OpNode]) -> None:
         places = "\n".join(f"  {node.where}" for node in missing.values())
         raise RuleError(
             f"no sharding rule covers {len(missing)} op(s) of the model:\n{places}\n"
-            "Write these lines with ops that have a rule, or add a row to the table in autoplan/solver/rules.py."
+            "Write these lines with ops that have a rule, or add a row (CONTRIBUTING.md says how)."
         )
 
 

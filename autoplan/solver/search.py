@@ -40,6 +40,8 @@ class Search:
     deadline: float
     progress: Progress
     best: Step | None = None
+    idle: Step | None = None
+    """Best step whose tensor axis splits nothing: the answer only where there is no other."""
     losses: dict[tuple[int, int, int], Loss] = field(default_factory=dict)
     bound_us: float = 0.0
     """Least lower bound among the points that were not solved; 0 before the search ends."""
@@ -91,6 +93,7 @@ def search(tables: Tables, request: Request, progress: Progress) -> Search:
                 state.note(Loss(point=later, step_us=later_bound, is_bound=True))
             break
         _try_point(state, point)
+    state.best = state.best or state.idle
     return state
 
 
@@ -105,13 +108,15 @@ def _try_point(state: Search, point: Point) -> None:
         state.note(Loss(point=point, step_us=None, reason=_too_large(least, limit)))
         return
     found = [solve_point(state, point, sequence) for sequence in ((True, False) if point.tp > 1 else (False,))]
-    steps = [step for step in found if isinstance(step, Step)]
-    if steps and state.request.tp is None and not any(splits_work(step) for step in steps):
-        state.note(Loss(point=point, step_us=None, reason="at this size the tensor axis would split nothing"))
+    steps = sorted((step for step in found if isinstance(step, Step)), key=lambda step: step.total_us)
+    useful = [step for step in steps if splits_work(step) or state.request.pins_tensor]
+    if useful:
+        _accept(state, useful[0])
         return
     if steps:
-        best = min(steps, key=lambda step: step.total_us)
-        _accept(state, best)
+        state.note(Loss(point=point, step_us=None, reason="at this size the tensor axis would split nothing"))
+        if state.idle is None or steps[0].total_us < state.idle.total_us:
+            state.idle = steps[0]
         return
     bounds = [step for step in found if isinstance(step, float)]
     if bounds:

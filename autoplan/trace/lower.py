@@ -71,10 +71,26 @@ def _lower_call(state: Lowered, node: fx.Node) -> None:
         return
     elif _changes_nothing(name, node):
         state.env[node] = convert(state, node.args[0])
+    elif name == "aten.broadcast_tensors.default":
+        state.env[node] = _broadcast(state, node)
     elif name == "aten.native_dropout.default" and not _mask_is_used(node):
         state.env[node] = (_emit(state, node, "aten.dropout.default", node.meta["val"][0]), None)
     else:
         state.env[node] = _emit(state, node, name, node.meta.get("val"))
+
+
+def _broadcast(state: Lowered, node: fx.Node) -> Arg:
+    """``broadcast_tensors`` as one expand per tensor that it changes; losses call it on tensors of one shape."""
+    tensors, results = node.args[0], node.meta["val"]
+    assert isinstance(tensors, list | tuple)
+    found: list[Arg] = []
+    for tensor, result in zip(tensors, results, strict=True):
+        assert isinstance(tensor, fx.Node)
+        if tensor.meta["val"].shape == result.shape:
+            found.append(convert(state, tensor))
+        else:
+            found.append(_emit(state, node, "aten.expand.default", result, (tensor, list(result.shape))))
+    return tuple(found)
 
 
 def _inline(state: Lowered, node: fx.Node) -> Arg:
@@ -119,13 +135,14 @@ def _mask_is_used(dropout: fx.Node) -> bool:
     return any(user.args[1] != 0 and len(user.users) > 0 for user in dropout.users)
 
 
-def _emit(state: Lowered, node: fx.Node, op: str, val: object) -> Arg:
+def _emit(state: Lowered, node: fx.Node, op: str, val: object, args: tuple[object, ...] | None = None) -> Arg:
+    """Add a node; ``args`` are those of the FX node where none are given."""
     module_path, source = _module_path(node, state.wrapper_prefix), line_of_op(node.stack_trace)
     where = f"the result of {op} in {module_path or 'the model'} ({source or node.name})"
     made = OpNode(
         name=_unique(state, node.name),
         op=op,
-        args=tuple(convert(state, arg) for arg in node.args),
+        args=tuple(convert(state, arg) for arg in (node.args if args is None else args)),
         kwargs=tuple((key, convert(state, arg)) for key, arg in node.kwargs.items() if key != "pin_memory"),
         outputs=_metas(val, where),
         module_path=module_path,
