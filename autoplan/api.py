@@ -32,6 +32,7 @@ from autoplan.trace.capture import Traced, flatten_inputs, trace_model, unflatte
 from autoplan.trace.inputs import Inputs, as_call, find_batch_dims
 from autoplan.trace.segments import segment_graph
 from autoplan.trace.source import load_model
+from autoplan.trace.tree import flatten, unflatten
 
 __all__ = ["clip_grad_norm_", "compile", "search", "search_source"]
 
@@ -217,14 +218,14 @@ def _at_batch(example: ExampleInputs, batch: int | None) -> tuple[Inputs, Sequen
             raise InputError("pass global_batch: example_inputs is a function of the batch size")
         return example(batch), find_batch_dims(example, batch), batch
     args, kwargs = as_call(example)
-    size = next((x.shape[0] for x in [*args, *kwargs.values()] if isinstance(x, Tensor) and x.dim()), None)
+    leaves, structure = flatten((*args, kwargs))
+    size = next((x.shape[0] for x in leaves if isinstance(x, Tensor) and x.dim()), None)
     if size is None:
         raise InputError("example_inputs holds no tensor, so the batch size is unknown; pass the inputs of one step")
     if batch is None or batch == size:
         return example, None, size
-    if isinstance(example, Mapping):
-        return {key: _resized(x, size, batch) for key, x in example.items()}, None, batch
-    return tuple(_resized(x, size, batch) for x in example), None, batch
+    *args, kwargs = unflatten(structure, [_resized(x, size, batch) for x in leaves])  # type: ignore[misc]
+    return kwargs or tuple(args), None, batch
 
 
 def _resized(value: object, size: int, batch: int) -> object:

@@ -60,6 +60,9 @@ REPLICATE = Replicate()
 REPLICATE_PARTIAL_GRAD = Replicate(partial_grad=True)
 PARTIAL = Partial()
 
+MOST_DIMS, MOST_BLOCKS = 64, 1_000_000
+"""Beyond these a placement is a slip."""
+
 _SHARD = re.compile(r"Shard\((\d+)(?:, ?blocks=(\d+))?\)")
 
 
@@ -68,7 +71,8 @@ def parse_placement(text: str) -> Placement:
     for placement in (REPLICATE, REPLICATE_PARTIAL_GRAD, PARTIAL):
         if text == str(placement):
             return placement
-    if match := _SHARD.fullmatch(text):
+    match = _SHARD.fullmatch(text)
+    if match and int(match[1]) < MOST_DIMS and 1 <= int(match[2] or 1) <= MOST_BLOCKS:
         return Shard(int(match[1]), int(match[2] or 1))
     raise ValueError(
         f"{text!r} is not a placement; expected Shard(DIM), Shard(DIM, blocks=N), Replicate, "

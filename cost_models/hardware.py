@@ -37,6 +37,9 @@ from autoplan.cluster import Cluster
 from autoplan.cost_models.profile import Content, Profile, Source, build_profile, load_toml, overlay, read_content
 from autoplan.errors import InputError
 
+MOST_DEVICES = 1_000_000
+"""A slip in a number must not keep the search busy for hours."""
+
 _SPEC = re.compile(r"(?:(\d+)x)?(\d+)x([\w][\w .+-]*)", re.IGNORECASE)
 _CLUSTER_KEYS = ("nodes", "devices_per_node", "profile")
 _EXAMPLES = "8xH100, 16x8xA100-80GB (nodes x devices), 4xcpu, local, or a path ending in .toml"
@@ -76,6 +79,8 @@ def load_cluster(spec: str) -> tuple[Cluster, Profile]:
 
 def _cluster(num_nodes: int, devices_per_node: int, profile: Profile) -> tuple[Cluster, Profile]:
     """Devices with what the reserve leaves of their memory."""
+    if num_nodes * devices_per_node > MOST_DEVICES:
+        raise InputError(f"{num_nodes} x {devices_per_node} devices is too many to plan; at most {MOST_DEVICES:,}")
     capacity = profile.capacity_bytes
     if capacity is None:
         capacity = _physical_memory_bytes() // devices_per_node

@@ -1,5 +1,6 @@
 """Gradient clipping by the true global norm, whatever the plan."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -19,6 +20,9 @@ def clip_grad_norm_(parameters: nn.Module | Iterable[nn.Parameter], max_norm: fl
     Each element counts once, however many ranks hold a copy. ``norm_type`` may be ``inf``. Raises InputError when
     the parameters do not belong to a compiled model.
     """
+    norm_type = float(norm_type)
+    if norm_type <= 0:
+        raise InputError(f"norm_type must be above 0 (inf for the largest element), found {norm_type}")
     params = list(parameters.parameters() if isinstance(parameters, nn.Module) else parameters)
     grads = [(p.grad, _weight(p)) for p in params if p.grad is not None]
     norm = _global_norm(grads, norm_type)
@@ -30,22 +34,25 @@ def clip_grad_norm_(parameters: nn.Module | Iterable[nn.Parameter], max_norm: fl
 
 
 def _global_norm(grads: list[tuple[Tensor, float]], norm_type: float) -> Tensor:
+    """In float64, which all ranks agree on whatever they hold; the maximum and whether any is nan travel together."""
+    device = grads[0][0].device if grads else torch.device(_group_device())
     locals_ = [(g.to_local() if isinstance(g, DTensor) else g, weight) for g, weight in grads]
-    dtype = torch.promote_types(torch.float32, locals_[0][0].dtype) if locals_ else torch.float32
-    device = locals_[0][0].device if locals_ else torch.device("cpu")
-    total = torch.zeros((), dtype=dtype, device=device)
-    for grad, weight in locals_:
-        if grad.numel() == 0 or weight == 0:
-            continue
-        if norm_type == float("inf"):
-            total = torch.maximum(total, grad.abs().max().to(dtype))
-        else:
-            total += torch.linalg.vector_norm(grad, norm_type, dtype=dtype) ** norm_type * weight
-    if norm_type == float("inf"):
-        dist.all_reduce(total, op=dist.ReduceOp.MAX)
-        return total
+    counted = [(g, weight) for g, weight in locals_ if g.numel() and weight]
+    if norm_type == math.inf:
+        largest = [g.abs().max().double() for g, _ in counted]
+        top = torch.stack(largest).max() if largest else torch.zeros((), dtype=torch.float64, device=device)
+        pair = torch.stack([top.nan_to_num(0.0, posinf=math.inf), top.isnan().double()])
+        dist.all_reduce(pair, op=dist.ReduceOp.MAX)
+        return torch.where(pair[1] > 0, torch.nan, pair[0])
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for g, weight in counted:
+        total += torch.linalg.vector_norm(g.double(), norm_type) ** norm_type * weight
     dist.all_reduce(total)
     return total ** (1.0 / norm_type)
+
+
+def _group_device() -> str:
+    return "cuda" if "nccl" in dist.get_backend() else "cpu"
 
 
 def _weight(param: nn.Parameter) -> float:

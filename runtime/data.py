@@ -161,6 +161,12 @@ class StageModule(nn.Module):
         assert isinstance(gathered, DTensor)
         return gathered.to_local(grad_placements=gathered.placements)
 
+    def local_state(self, name: str) -> Tensor:
+        """What this rank keeps of a parameter between steps."""
+        state = self.param(name)
+        assert isinstance(state, DTensor)
+        return state.to_local().detach()
+
     def local_part_of(self, name: str, whole: Tensor) -> Tensor:
         """This rank's part of a whole tensor laid out like the parameter."""
         placement, ranks = self._placements[name], self._ranks

@@ -203,7 +203,8 @@ def _embedding_vocab(use: LocalUse, operands: tuple[Tensor, ...]) -> Tensor:
     rows = torch.where(here, index - start, 0)
     local_padding = padding - start if start <= padding < end else -1
     found = torch.embedding(weight, rows, local_padding)
-    return found.masked_fill(~here.unsqueeze(-1), 0)
+    nowhere = (index < 0) | (index >= use.shapes[0][0])  # the plain op raises; here a nan makes it seen
+    return found.masked_fill(~here.unsqueeze(-1), 0).masked_fill(nowhere.unsqueeze(-1), float("nan"))
 
 
 def _cross_entropy_tokens(use: LocalUse, operands: tuple[Tensor, ...], denominator: Tensor | None) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from autoplan.errors import InputError, PlanError
 from autoplan.ir import Graph, Ref, SegmentedGraph
 from autoplan.plan.plan import Plan
+from autoplan.plan.verify import verify_param_shapes
 from autoplan.randomness import random_ops
 from autoplan.runtime.data import StageModule
 from autoplan.runtime.gather import gather_output
@@ -67,6 +68,7 @@ class ParallelModule(nn.Module):
         self._tracer = tracer
         whole = dict(model.named_parameters())
         _check_names(plan, whole)
+        verify_param_shapes(plan, {name: tuple(p.shape) for name, p in whole.items()})
         self._ranks = build_mesh(plan.mesh)
         at = plan.stages[self._ranks.pp.coordinate]
         placements = {p.name: p for p in plan.params}
@@ -81,7 +83,7 @@ class ParallelModule(nn.Module):
         self._has_values = not any(p.is_meta for p in whole.values())
         self._prepared: dict[tuple[object, ...], _Prepared] = {}
         stage.mark_shares(self._tied.counted_elsewhere)
-        self.train(model.training)
+        self.training = model.training  # not train(): parts of the model may be in eval() on their own
 
     @property
     def _stage(self) -> StageModule:
@@ -165,7 +167,8 @@ class ParallelModule(nn.Module):
 
     def _prepare(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> _Prepared:
         learning = self.training and torch.is_grad_enabled()
-        key = (self.training, learning, signature(args, kwargs))
+        modes = tuple(module.training for module in self._skeleton.modules())
+        key = (modes, learning, signature(args, kwargs))
         if key not in self._prepared:
             call = self._tracer(self._skeleton, args, kwargs)
             if learning:
@@ -195,7 +198,7 @@ class ParallelModule(nn.Module):
         for p in params:
             p.grad = None  # FSDP2 writes here; what the user has accumulated comes back below
         loss = steps.run(values)
-        grads = self._tied.sum(self._stage.take_gradients())
+        grads = self._tied.sum(self._stage.take_gradients(), self._stage)
         for p, grad in zip(params, kept, strict=True):
             p.grad = grad
         self._share_loss(loss)
@@ -261,8 +264,9 @@ def _check_trainable(graph: Graph) -> None:
     """Raise InputError for what a training step cannot do yet."""
     if graph.loss is None:
         raise InputError(
-            "a training step needs the loss, but the model returned no scalar that depends on its parameters: compute "
-            "the loss inside the model and pass the targets, or call it in eval() mode"
+            "a training step needs the loss, but the model returned no scalar of shape () that depends on its "
+            "parameters (or several, none of them named loss): compute the loss inside the model and pass the targets, "
+            "or call it in eval() mode"
         )
     for node, rate in random_ops(graph):
         raise InputError(

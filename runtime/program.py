@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from autoplan.errors import PlanError
+from autoplan.errors import InputError, PlanError
 from autoplan.ir import Graph, OpNode, SegmentedGraph, refs_in
 from autoplan.plan.place import Placed, PlacedOp, PlacedValue, place, replicated
 from autoplan.plan.plan import Plan, Recompute, Stage
@@ -71,6 +71,11 @@ def build_program(plan: Plan, segmented: SegmentedGraph, ranks: RankMesh, *, tra
     wanted = set(refs_in(graph.outputs)) if not training else set()
     if graph.loss is not None:
         wanted.add(graph.loss)
+    for name in sorted(name for name in wanted if name.startswith("param:")):
+        raise InputError(
+            f"the model returns its parameter {name.removeprefix('param:')}, which lies in parts on its ranks: take it "
+            "from state_dict() of the compiled model instead"
+        )
     last = ranks.pp.coordinate == ranks.pp.size - 1
     cuts = [_crossing(segmented, at.start, wanted) for at in plan.stages] + [()]
     return Program(

@@ -1,9 +1,11 @@
 """Parameters that several pipeline stages hold a copy of: their gradients are summed before clip and step."""
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from autoplan.plan.plan import Plan
+from autoplan.runtime.data import StageModule
 from autoplan.runtime.mesh import RankMesh
 
 
@@ -28,12 +30,19 @@ class TiedParams:
         self.counted_elsewhere = frozenset(name for name in self._groups if holders[name][0] != here)
         """Names that another stage answers for in a global norm."""
 
-    def sum(self, grads: dict[str, Tensor]) -> dict[str, Tensor]:
-        """All-reduce the gradients of tied parameters over the stages that hold them, in place."""
+    def sum(self, grads: dict[str, Tensor], stage: StageModule) -> dict[str, Tensor]:
+        """All-reduce the gradients of tied parameters over the stages that hold them, in place.
+
+        A stage that made none adds zeros; one more element says whether any stage made one.
+        """
         for name, group in self._groups.items():
-            if name in grads:
-                grads[name] = grads[name].contiguous()
-                dist.all_reduce(grads[name], group=group)
+            like = stage.local_state(name)
+            mine = grads.get(name)
+            made = like.new_ones(1) if mine is not None else like.new_zeros(1)
+            flat = torch.cat([(torch.zeros_like(like) if mine is None else mine).reshape(-1), made])
+            dist.all_reduce(flat, group=group)
+            if flat[-1].item() > 0:
+                grads[name] = flat[:-1].view_as(like)
         return grads
 
 

@@ -1,6 +1,9 @@
 """``autoplan search`` and ``autoplan report``: flags in; words, files and exit codes out (see ``answers``)."""
 
 import importlib.metadata
+import os
+import sys
+from contextlib import redirect_stdout
 from typing import Annotated, Literal
 
 import typer
@@ -8,6 +11,7 @@ from rich.console import Console
 
 from autoplan.cli.answers import exit_codes, refuse_unwritable, write_output
 from autoplan.cli.progress import Progress
+from autoplan.errors import InputError
 from autoplan.plan.file import load_plan, plan_json
 from autoplan.plan.plan import Recompute
 from autoplan.report.html import report_html
@@ -93,11 +97,12 @@ def search(  # noqa: PLR0913 (one parameter per flag)
             progress("loading torch")
             from autoplan import api  # loads torch, which --help and report can do without
 
-            plan = api.search_source(
-                model, cluster=cluster, global_batch=global_batch, seq_len=seq_len, dtype=dtype, optimizer=optimizer,
-                pp=pp, dp=dp, tp=tp, microbatch=microbatch, recompute=recompute, time_limit_s=time_limit,
-                progress=progress,
-            )  # fmt: skip
+            with redirect_stdout(sys.stderr):  # what the user's model prints must not mix with the plan
+                plan = api.search_source(
+                    model, cluster=cluster, global_batch=global_batch, seq_len=seq_len, dtype=dtype,
+                    optimizer=optimizer, pp=pp, dp=dp, tp=tp, microbatch=microbatch, recompute=recompute,
+                    time_limit_s=time_limit, progress=progress,
+                )  # fmt: skip
         typer.echo(plan_json(plan) if as_json else str(plan), nl=False)
         if output is not None:
             write_output(output, plan_json(plan))
@@ -128,6 +133,8 @@ def report(
         plan = load_plan(plan_file)
         if html is not None:
             refuse_unwritable(html)
+            if os.path.exists(html) and os.path.samefile(html, plan_file):
+                raise InputError(f"--html {html} would overwrite the plan: name another file")
             write_output(html, report_html(plan))
         typer.echo(report_json(make_report(plan)) if as_json else report_text(plan), nl=False)
         if html is not None:

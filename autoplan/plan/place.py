@@ -100,6 +100,13 @@ def place(plan: Plan, segmented: SegmentedGraph) -> Placed:
 
 def _placed_op(plan: Plan, node: OpNode, batch: Strategy, tensor: Strategy) -> PlacedOp:
     """An axis of one splits nothing, whatever the plan would do on a longer one."""
+    for strategy in (batch, tensor):
+        arity = len(strategy.inputs), len(strategy.outputs)
+        if arity != (len(node.operands), len(node.results)):
+            raise PlanError(
+                f"{node.where} has {len(node.operands)} operands and {len(node.results)} results, the plan gives "
+                f"{strategy}: search again"
+            )
     return PlacedOp(
         node=node,
         batch=replicated(node) if plan.parts == 1 else batch,

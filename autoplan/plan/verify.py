@@ -5,11 +5,11 @@ found and what to change.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from autoplan.errors import PlanError
-from autoplan.ir import Graph, TensorMeta
+from autoplan.ir import Graph
 from autoplan.plan.plan import SCHEMA_VERSION, CollectiveCount, Layout, OpPlacement, ParamPlacement, Plan, Stage
 from autoplan.sharding import Partial, Placement, Replicate, Shard, Strategy, can_split
 
@@ -200,7 +200,7 @@ def verify_plan_for(plan: Plan, graph: Graph, world_size: int | None = None) -> 
             f"(graph {graph.digest}){_difference(planned, names)}: search again for this model, "
             "or give it the plan that belongs to it"
         )
-    _verify_param_shapes(plan, graph)
+    verify_param_shapes(plan, {p.name: p.meta.shape for p in graph.params})
     _verify_ops(plan, graph)
 
 
@@ -232,26 +232,25 @@ def _difference(planned: tuple[str, ...], names: tuple[str, ...]) -> str:
     return "; its parameters have the same names, but its shapes, its inputs or its code differ"
 
 
-def _verify_param_shapes(plan: Plan, graph: Graph) -> None:
-    metas = {p.name: p.meta for p in graph.params}
+def verify_param_shapes(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise PlanError unless every parameter, by name with its shape, can be split as planned."""
     for param in plan.params:
         path = f'parameters["{param.name}"]'
-        _require(param.name in metas, path, f"the model has no such parameter: {plan.model} has {len(metas)} others")
-        _verify_split(f"{path}.tp", metas[param.name], param.tensor, plan.mesh.size("tp"))
-        _verify_split(f"{path}.dp", metas[param.name], param.data, plan.mesh.size("dp"))
+        _require(param.name in shapes, path, f"the model has no such parameter: {plan.model} has {len(shapes)} others")
+        _verify_split(f"{path}.tp", shapes[param.name], param.tensor, plan.mesh.size("tp"))
+        _verify_split(f"{path}.dp", shapes[param.name], param.data, plan.mesh.size("dp"))
     planned = {p.name for p in plan.params}
-    for name in metas:
+    for name in shapes:
         _require(name in planned, "parameter_names", f"the model's parameter {name!r} is missing: search again")
 
 
-def _verify_split(path: str, meta: TensorMeta, placement: Placement, degree: int) -> None:
+def _verify_split(path: str, shape: tuple[int, ...], placement: Placement, degree: int) -> None:
     match placement:
         case Shard(dim=dim, blocks=blocks):
-            rank = len(meta.shape)
-            _require(dim < rank, path, f"{placement} needs a dim {dim}, but its shape is {list(meta.shape)}")
-            divides = can_split(meta.shape[dim], degree, blocks)
+            _require(dim < len(shape), path, f"{placement} needs a dim {dim}, but its shape is {list(shape)}")
+            divides = can_split(shape[dim], degree, blocks)
             within = f" within each of {blocks} blocks" if blocks > 1 else ""
-            message = f"dim {dim} of {list(meta.shape)} cannot be split over {degree}{within}: choose another dim"
+            message = f"dim {dim} of {list(shape)} cannot be split over {degree}{within}: choose another dim"
             _require(divides, path, message)
         case Replicate() | Partial():
             pass

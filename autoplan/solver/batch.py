@@ -155,7 +155,7 @@ def _forward(setting: _Setting, placements: dict[str, Placement], chosen: dict[s
     free = []
     for node in setting.graph.nodes:
         reads_samples = any(isinstance(placements.get(name), Shard | Partial) for name in node.operands)
-        if not reads_samples or node.op in FACTORIES:
+        if not reads_samples or (node.op in FACTORIES and not node.op.endswith("_like.default")):
             free.append(node)
             continue
         strategy = _fitting(setting, node, placements)

@@ -12,7 +12,7 @@ from autoplan.ir import SegmentedGraph
 from autoplan.plan.memory import ParamBytes, state_causes
 from autoplan.plan.plan import DataMode
 from autoplan.sharding import CollectiveKind
-from autoplan.solver.mesh import Point
+from autoplan.solver.mesh import Point, divisors
 from autoplan.solver.request import Request
 from autoplan.solver.tables import Tables
 
@@ -25,7 +25,7 @@ def points(
     """Every point that the pins, the devices and the batch allow, in a fixed order."""
     devices = cluster.num_devices
     for tp in _allowed(request.tp, tensor_degrees):
-        for pp in _allowed(request.pp, _divisors(devices // tp)):
+        for pp in _allowed(request.pp, divisors(devices // tp)):
             dp = devices // (tp * pp)
             if pp > num_segments or request.dp not in (None, dp) or batch_size % dp:
                 continue
@@ -41,10 +41,6 @@ def points(
 
 def _allowed(pinned: int | None, degrees: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(degree for degree in degrees if pinned in (None, degree))
-
-
-def _divisors(number: int) -> tuple[int, ...]:
-    return tuple(n for n in range(1, number + 1) if number % n == 0)
 
 
 def _data_modes(request: Request, dp: int) -> tuple[DataMode, ...]:

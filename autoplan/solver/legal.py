@@ -1,7 +1,8 @@
 """Is a plan legal on this graph? Asked for every graph that runs, since plans are edited and shapes change.
 
-Every strategy must be a row of the rule table for the shapes at hand; what runs whole is always legal. Segments of
-one class are equal, so one of each class is checked.
+Every strategy must be a row of the rule table for the shapes at hand. Segments of one class are equal, so one of each
+class is checked. On the batch axis nothing may communicate and the loss must be a sum over the parts; on the tensor
+axis the loss must leave whole, and what crosses between segments whole or split.
 """
 
 from autoplan.errors import PlanError
@@ -9,7 +10,7 @@ from autoplan.ir import Graph, OpNode, SegmentedGraph, TensorMeta
 from autoplan.localize import localize
 from autoplan.plan.place import Placed, PlacedOp, place
 from autoplan.plan.plan import Plan
-from autoplan.sharding import Replicate, Shard, Strategy, can_split
+from autoplan.sharding import PARTIAL, REPLICATE, Partial, Replicate, Shard, can_split
 from autoplan.solver.rules import block_counts_in, grad_values, strategies
 
 
@@ -23,6 +24,8 @@ def check_strategies(plan: Plan, segmented: SegmentedGraph) -> None:
     batch = {name: op.batch for name, op in placed.ops.items()}
     local = localize(whole, batch, {name: value.batch for name, value in placed.values.items()}, plan.parts)
     _check_axis("tensor", local, [placed.ops[n] for n in nodes], plan.mesh.size("tp"))
+    _check_batch_edges(plan, segmented, placed)
+    _check_leaving(plan, segmented, placed)
     _check_values(plan, segmented, placed, local)
 
 
@@ -35,8 +38,6 @@ def _check_axis(axis: str, graph: Graph, ops: list[PlacedOp], degree: int) -> No
     for op in ops:
         planned = op.batch if axis == "batch" else op.tensor
         node = by_name[op.node.name]
-        if _runs_whole(planned):
-            continue
         if planned not in strategies(node, graph.metas, grads.__contains__, degree, blocks):
             raise PlanError(
                 f"{node.where} cannot run as {planned} over {degree} ranks or parts of the {axis} axis: "
@@ -44,13 +45,41 @@ def _check_axis(axis: str, graph: Graph, ops: list[PlacedOp], degree: int) -> No
             )
 
 
-def _runs_whole(strategy: Strategy) -> bool:
-    return not strategy.local and all(isinstance(p, Replicate) for p in (*strategy.inputs, *strategy.outputs))
-
-
 def _shapes(node: OpNode, graph: Graph) -> str:
     operands = ", ".join(str(graph.metas[name]) for name in node.operands)
     return f"its operands are {operands or 'none'}, its results {', '.join(map(str, node.outputs))}"
+
+
+def _check_batch_edges(plan: Plan, segmented: SegmentedGraph, placed: Placed) -> None:
+    if plan.parts == 1:
+        return
+    graph = segmented.graph
+    for op in placed.ops.values():
+        for name, wanted in zip(op.node.operands, op.batch.inputs, strict=True):
+            found = placed.values[name].batch
+            local = found == wanted or (isinstance(found, Replicate) and not isinstance(wanted, Partial))
+            if not local:
+                raise PlanError(
+                    f"{op.node.where} would have to communicate over the batch: {name} is {found}, the plan wants "
+                    f"{wanted}: search again"
+                )
+    if graph.loss is not None and placed.values[graph.loss].batch != PARTIAL:
+        raise PlanError(
+            f"the plan cuts the batch into {plan.parts} parts, but the loss of this model is no sum over its samples "
+            f"({placed.values[graph.loss].batch}): use dp=1 and one microbatch, or search again"
+        )
+
+
+def _check_leaving(plan: Plan, segmented: SegmentedGraph, placed: Placed) -> None:
+    if plan.mesh.size("tp") == 1:
+        return
+    read = {name for segment in segmented.segments for name in segment.inputs}
+    for name in (name for segment in segmented.segments for name in segment.outputs):
+        found = placed.values[name].tensor
+        is_loss = name == segmented.graph.loss
+        if (is_loss and found != REPLICATE) or (name in read and found != REPLICATE and not isinstance(found, Shard)):
+            wanted = "Replicate" if is_loss else "Replicate or Shard"
+            raise PlanError(f"{name} must leave its segment as {wanted}, the plan says {found}: search again")
 
 
 def _check_values(plan: Plan, segmented: SegmentedGraph, placed: Placed, local: Graph) -> None:

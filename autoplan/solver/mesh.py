@@ -1,5 +1,6 @@
 """One point of level 0: mesh degrees, microbatch and data mode, with what follows from them alone."""
 
+import math
 from dataclasses import dataclass
 
 from autoplan.cluster import Cluster, Group, Mesh
@@ -63,3 +64,9 @@ class Groups:
     data: Group
     pipeline: Group
     neighbours: Group
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors, ascending."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return tuple(sorted({*small, *(number // n for n in small)}))

@@ -6,6 +6,7 @@ from autoplan.cluster import Cluster
 from autoplan.errors import InputError
 from autoplan.ir import Graph, OpNode, SegmentedGraph
 from autoplan.solver.batch import BatchSplit
+from autoplan.solver.mesh import divisors
 from autoplan.solver.request import Request
 from autoplan.solver.work import ATTENTION_OPS
 
@@ -27,7 +28,7 @@ def tensor_degrees(sg: SegmentedGraph, cluster: Cluster) -> tuple[int, ...]:
     heads = [count for node in _attention(sg.graph) for count in head_counts(sg.graph, node)]
     return tuple(
         degree
-        for degree in _divisors(cluster.num_devices)
+        for degree in divisors(cluster.num_devices)
         if cluster.devices_per_node % degree == 0 and all(count % degree == 0 for count in heads)
     )
 
@@ -50,10 +51,6 @@ def _attention(graph: Graph) -> list[OpNode]:
     return [node for node in graph.nodes if node.op in ATTENTION_OPS]
 
 
-def _divisors(number: int) -> tuple[int, ...]:
-    return tuple(n for n in range(1, number + 1) if number % n == 0)
-
-
 def _listed(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values))
 
@@ -66,7 +63,7 @@ def _check_degrees(sg: SegmentedGraph, cluster: Cluster, request: Request) -> No
         if devices % degree:
             raise InputError(
                 f"{name}={degree} does not divide the {devices} devices of {cluster}; "
-                f"valid: {_listed(_divisors(devices))}"
+                f"valid: {_listed(divisors(devices))}"
             )
     product = math.prod(pinned.values())
     if devices % product or (len(pinned) == 3 and product != devices):
@@ -76,7 +73,7 @@ def _check_degrees(sg: SegmentedGraph, cluster: Cluster, request: Request) -> No
             "leave one of them out"
         )
     if request.tp is not None and cluster.devices_per_node % request.tp:
-        valid = _listed(_divisors(cluster.devices_per_node))
+        valid = _listed(divisors(cluster.devices_per_node))
         raise InputError(
             f"tp={request.tp} does not fit a node of {cluster.devices_per_node} devices; tensor parallelism stays "
             f"inside a node, valid: {valid}"
@@ -93,7 +90,7 @@ def _check_heads(graph: Graph, cluster: Cluster, request: Request) -> None:
         queries, keys = head_counts(graph, node)
         if queries % tp or keys % tp:
             common = math.gcd(queries, keys)
-            valid = tuple(d for d in _divisors(cluster.devices_per_node) if common % d == 0)
+            valid = tuple(d for d in divisors(cluster.devices_per_node) if common % d == 0)
             raise InputError(
                 f"tp={tp} would split an attention head: {node.where} has {queries} query heads and {keys} key-value "
                 f"heads, and tp must divide both; valid: {_listed(valid)}"
@@ -101,10 +98,11 @@ def _check_heads(graph: Graph, cluster: Cluster, request: Request) -> None:
 
 
 def _check_batch(batch: int, split: BatchSplit, cluster: Cluster, request: Request) -> None:
-    if split.obstacle and (request.dp not in (None, 1) or request.microbatch not in (None, batch)):
-        raise InputError(f"the batch cannot be split: {split.obstacle}. Use dp=1 and microbatch={batch}")
+    splits = request.dp not in (None, 1) or request.pp not in (None, 1) or request.microbatch not in (None, batch)
+    if split.obstacle and splits:
+        raise InputError(f"the batch cannot be split: {split.obstacle}. Use pp=1, dp=1 and microbatch={batch}")
     if request.dp is not None and batch % request.dp:
-        valid = tuple(d for d in _divisors(cluster.num_devices) if batch % d == 0)
+        valid = tuple(d for d in divisors(cluster.num_devices) if batch % d == 0)
         raise InputError(f"dp={request.dp} does not divide the batch of {batch}; valid: {_listed(valid)}")
     if request.pp is not None and request.pp > batch // (request.dp or 1) // (request.microbatch or 1):
         raise InputError(
@@ -116,5 +114,5 @@ def _check_batch(batch: int, split: BatchSplit, cluster: Cluster, request: Reque
         if samples % request.microbatch:
             raise InputError(
                 f"microbatch={request.microbatch} does not divide the {samples} samples of a data-parallel rank; "
-                f"valid: {_listed(_divisors(samples))}"
+                f"valid: {_listed(divisors(samples))}"
             )

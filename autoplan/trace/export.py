@@ -88,7 +88,7 @@ def _mutation(model: nn.Module, buffer: str) -> str:
     return (
         f"{kind} {path or '(the model itself)'} changes its buffer {buffer.rpartition('.')[2]!r} in forward. "
         "State that changes in every step cannot be split over ranks. "
-        "Use a layer without running statistics (GroupNorm, LayerNorm), or freeze this one with .eval()."
+        "Use a layer without running statistics (GroupNorm, LayerNorm)."
     )
 
 

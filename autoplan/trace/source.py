@@ -97,8 +97,8 @@ def _import(path: Path) -> ModuleType:
     try:
         module_spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise InputError(f"{error.filename}:{error.lineno}: syntax error: {error.msg}") from error
-    except Exception as error:
+        raise InputError(f"{error.filename or path}:{error.lineno or 1}: syntax error: {error.msg}") from error
+    except (Exception, SystemExit) as error:
         raise InputError(_failure(f"{path} cannot be imported", error)) from error
     finally:
         sys.path.remove(str(path.resolve().parent))
@@ -132,7 +132,7 @@ def _weightless_first(call: Callable[[], object], what: str) -> object:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), fake_mode():
             warnings.simplefilter("ignore")
             return call()
-    except Exception:
+    except (Exception, SystemExit):
         torch.set_rng_state(state)
         return _call(call, what)
 
@@ -142,13 +142,15 @@ def _call(call: Callable[[], object], what: str) -> object:
         return call()
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(_failure(f"{what} failed", error)) from error
 
 
-def _failure(what: str, error: Exception) -> str:
+def _failure(what: str, error: BaseException) -> str:
+    """What failed and the user's line; torch adds its C++ frames to a message, which stay out."""
     where = line_of_error(error)
-    return f"{what}: {type(error).__name__}: {error}" + (f"\n  at {where}" if where else "")
+    said = str(error).split("\nException raised from")[0].strip()
+    return f"{what}: {type(error).__name__}: {said}" + (f"\n  at {where}" if where else "")
 
 
 def _checked_model(found: object) -> nn.Module:

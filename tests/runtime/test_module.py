@@ -1,10 +1,12 @@
 """The module the training loop holds, in one process: names, state, initialisation, calls of other kinds, refusals."""
 
 import copy
+from dataclasses import replace
 
 import nanogpt
 import pytest
 import torch
+import torch.nn.functional as F
 import zoo
 from random_plan import random_plan
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 import autoplan
 from autoplan.errors import InputError, PlanError
+from autoplan.sharding import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Strategy
 from autoplan.solver.legal import check_strategies
 from autoplan.trace.capture import trace_model
 from autoplan.trace.segments import segment_graph
@@ -142,6 +145,100 @@ def test_a_plan_that_shapes_make_illegal_is_refused() -> None:
             with pytest.raises(PlanError, match="cannot run as"):
                 check_strategies(found, one_head)
     assert refused, "no random plan split the heads"
+
+
+class Centered(nn.Module):
+    """A model that mixes samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        return (y - y.mean(0)).pow(2).mean()
+
+
+def test_an_edited_plan_cannot_cut_a_batch_that_does_not_split() -> None:
+    model = Centered().double()
+    batch = {"x": torch.randn(4, 3, dtype=torch.float64)}
+    found = autoplan.search(model, batch, cluster="1xcpu")
+    assert autoplan.compile(model, found)(**batch).item() == pytest.approx(model(**batch).item(), abs=1e-12)
+    with pytest.raises(PlanError, match="over the batch|no sum over its samples"):
+        autoplan.compile(model, replace(found, num_microbatches=2))(**batch)
+
+
+def test_edited_tensor_placements_are_refused() -> None:
+    graph = segment_graph(trace_model(plain(), inputs()).graph)
+    found = random_plan(graph, pp=1, dp=1, tp=2, microbatches=1, seed=0)
+    check_strategies(found, graph)
+    head = found.layouts[-1]
+    for wrong in (PARTIAL, REPLICATE_PARTIAL_GRAD):
+        outputs = tuple(wrong if p == REPLICATE else p for p in head.outputs)
+        edited = replace(found, layouts=(*found.layouts[:-1], replace(head, outputs=outputs)))
+        with pytest.raises(PlanError, match="must leave its segment"):
+            check_strategies(edited, graph)
+    block = found.layouts[1]
+    mixed = tuple(
+        replace(op, tensor=Strategy(inputs=(REPLICATE_PARTIAL_GRAD,) * len(op.tensor.inputs), outputs=(REPLICATE,)))
+        if op.node.startswith("linear") else op
+        for op in block.ops
+    )  # fmt: skip
+    edited = replace(found, layouts=(found.layouts[0], replace(block, ops=mixed), *found.layouts[2:]))
+    with pytest.raises(PlanError, match="cannot run as"):
+        check_strategies(edited, graph)
+
+
+class Moody(nn.Module):
+    """Part of the model is kept in evaluation by its owner."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+        self.switch = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        return (y * (3.0 if self.switch.training else 1.0)).pow(2).mean()
+
+
+def test_a_part_in_eval_mode_stays_there() -> None:
+    model = Moody().double()
+    model.switch.eval()
+    batch = {"x": torch.randn(4, 3, dtype=torch.float64)}
+    compiled = autoplan.compile(model, autoplan.search(model, batch, cluster="1xcpu"))
+    assert compiled(**batch).item() == pytest.approx(model(**batch).item(), abs=1e-12)
+    compiled.train(), model.train()
+    assert compiled(**batch).item() == pytest.approx(model(**batch).item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss])
+def test_losses_that_broadcast_first(loss) -> None:
+    class Regression(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return loss(self.inner(x), y)
+
+    model = Regression().double()
+    batch = {"x": torch.randn(4, 3, dtype=torch.float64), "y": torch.randn(4, 2, dtype=torch.float64)}
+    compiled = autoplan.compile(model, autoplan.search(model, batch, cluster="1xcpu", microbatch=2))
+    assert compiled(**batch).item() == pytest.approx(model(**batch).item(), abs=1e-12)
+
+
+def test_returning_a_parameter_is_refused_in_evaluation() -> None:
+    class Returns(Centered):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"loss": self.inner(x).pow(2).mean(), "bias": self.inner.bias, "like": torch.zeros_like(x)}
+
+    model = Returns().double()
+    batch = {"x": torch.randn(4, 3, dtype=torch.float64)}
+    compiled = autoplan.compile(model, autoplan.search(model, batch, cluster="1xcpu", microbatch=2))
+    assert compiled(**batch)["loss"].item() == pytest.approx(model(**batch)["loss"].item(), abs=1e-12)
+    with pytest.raises(InputError, match="returns its parameter inner.bias"):
+        compiled.eval()(**batch)
 
 
 def test_dropout_no_loss_and_frozen_parameters_are_refused(plan: autoplan.Plan) -> None:
