@@ -36,30 +36,33 @@ _BY_OP: tuple[tuple[Saved, str], ...] = (
         tril.default triu.default repeat.default repeat_interleave.self_int one_hot.default
         sum.dim_IntList sum.default mean.dim mean.default cumsum.default any.dim all.dim any.default all.default"""),
     (Saved(operands=(0,)), """abs.default pow.Tensor_Scalar square.default log.default log1p.default log2.default
-        sin.default cos.default tan.default logit.default erf.default silu.default gelu.default leaky_relu.default
+        sin.default cos.default logit.default erf.default silu.default gelu.default leaky_relu.default
         elu.default selu.default celu.default softplus.default hardswish.default hardsigmoid.default hardtanh.default
         relu6.default mish.default log_sigmoid.default clamp.default clamp_min.default clamp_max.default
-        nan_to_num.default logsumexp.default var.correction std.correction var.dim std.dim var.default std.default
-        prod.dim_int prod.default cumprod.default linalg_vector_norm.default norm.ScalarOpt_dim"""),
-    (Saved(results=(0,)), """exp.default exp2.default expm1.default sqrt.default rsqrt.default reciprocal.default
+        nan_to_num.default var.correction var.dim var.default         """),
+    (Saved(results=(0,)), """tan.default exp.default exp2.default expm1.default sqrt.default rsqrt.default reciprocal.default
         tanh.default sigmoid.default relu.default softmax.int _softmax.default log_softmax.int _log_softmax.default
-        pow.Scalar"""),
+        """),
     (Saved(results=(1,)), "max.dim min.dim sort.default topk.default"),
-    (Saved(operands=(0,), results=(0,)), """amax.default amin.default max.default min.default argmax.default
+    (Saved(operands=(0,), results=(0,)), """logsumexp.default std.correction std.dim std.default prod.dim_int
+        prod.default cumprod.default linalg_vector_norm.default norm.ScalarOpt_dim pow.Scalar
+        amax.default amin.default max.default min.default argmax.default
         argmin.default"""),
     (Saved(operands=(0, 1)), """mul.Tensor mul.Scalar div.Tensor div.Scalar div.Tensor_mode true_divide.Tensor
-        pow.Tensor_Tensor maximum.default minimum.default atan2.default remainder.Tensor fmod.Tensor linear.default
+        maximum.default minimum.default atan2.default remainder.Tensor fmod.Tensor linear.default
         mm.default bmm.default mv.default dot.default matmul.default conv1d.default conv2d.default conv3d.default
-        layer_norm.default rms_norm.default group_norm.default mse_loss.default l1_loss.default
+        rms_norm.default group_norm.default mse_loss.default l1_loss.default
         smooth_l1_loss.default huber_loss.default"""),
     (Saved(operands=(1, 2)), "addmm.default baddbmm.default addcmul.default addcdiv.default"),
     (Saved(operands=_ALL), """einsum.default binary_cross_entropy_with_logits.default lerp.Tensor
         clamp.Tensor"""),
+    (Saved(operands=(0, 1), results=(0,)), "pow.Tensor_Tensor"),
+    (Saved(operands=_ALL), "nll_loss_nd.default layer_norm.default"),
+    (Saved(operands=(0, 1)), "gather.default"),
     (Saved(operands=(0, 1, 2), results=(0,)), "scaled_dot_product_attention.default"),
     (Saved(operands=(0,)), """where.self where.Scalar where.ScalarSelf where.ScalarOther"""),
-    (Saved(operands=(1,)), """masked_fill.Scalar masked_fill.Tensor embedding.default gather.default
-        index_select.default"""),
-    (Saved(operands=(1, 2, 3, 4)), "index.Tensor cross_entropy_loss.default nll_loss_nd.default"),
+    (Saved(operands=(1,)), """masked_fill.Scalar masked_fill.Tensor embedding.default         index_select.default"""),
+    (Saved(operands=(1, 2, 3, 4)), "index.Tensor cross_entropy_loss.default "),
     (Saved(), "lerp.Scalar"),
 )  # fmt: skip
 

@@ -4,11 +4,14 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-from rule_prover import node_of, prove, strategies_of
+import torch
+from rule_prover import CPU, as_tuple, node_of, prove, strategies_of
 from rule_samples import SAMPLES, UNPROVABLE, Sample, floats, integers, sample
+from torch import Tensor
 
 from autoplan.errors import RuleError
 from autoplan.ir import OpNode, Ref, TensorMeta
+from autoplan.runtime.local_ops import plain_call
 from autoplan.sharding import Partial, Replicate, Shard, Strategy, parse_strategy
 from autoplan.solver.rules import RULES, block_counts_in, check_rules
 from autoplan.solver.saved import SAVED, saved
@@ -174,3 +177,33 @@ def test_every_op_says_what_it_keeps_for_backward() -> None:
     scaled = node_of(sample("mul.Tensor", X, 0.5, x=floats(4)))
     assert saved(scaled).operands == ()
     assert saved(node_of(sample("mul.Tensor", X, Y, x=floats(4), y=floats(4)))).operands == (0, 1)
+
+
+def kept_by_autograd(sample: Sample) -> set[str]:
+    """Operands and results of an op whose memory autograd holds for the backward pass."""
+    node = node_of(sample)
+    leaves = {name: sample.tensors[name].clone().requires_grad_(sample.needs_grad(name)) for name in sample.tensors}
+    values = {name: x * 1 if x.requires_grad else x for name, x in leaves.items()}
+    held: list[Tensor] = []
+
+    def hold(x: Tensor) -> Tensor:
+        held.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(hold, lambda x: x):
+        results = as_tuple(plain_call(node, tuple(values[name] for name in node.operands), CPU))
+    values |= dict(zip(node.results, results, strict=True))
+    memory = {x.untyped_storage().data_ptr() for x in held if x.numel() > 1}
+    return {name for name, x in values.items() if x.numel() > 1 and x.untyped_storage().data_ptr() in memory}
+
+
+NO_GRADIENT = ("aten.isfinite.default",)
+"""Torch computes it from differentiable steps, but nobody asks for its gradient."""
+
+
+@pytest.mark.parametrize("sample", [s for s in SAMPLES if s.op not in NO_GRADIENT], ids=lambda s: s.op)
+def test_what_autograd_keeps_is_in_the_table(sample: Sample) -> None:
+    """A tensor that is kept but not listed would be missing from the predicted memory."""
+    node, table = node_of(sample), saved(node_of(sample))
+    listed = {node.operands[i] for i in table.operands} | {node.results[i] for i in table.results}
+    assert kept_by_autograd(sample) <= listed
