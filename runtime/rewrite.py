@@ -135,6 +135,10 @@ def _emit(builder: _Builder, op: PlacedOp, denominator: fx.Node | None) -> None:
         builder.define(value, made)
 
 
+_ANY_STRIDES = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
+"""A redistributed tensor has the strides that its collective leaves, not those the model was traced with."""
+
+
 def _plain(graph: fx.Graph, node: OpNode, operands: Sequence[fx.Node], device: torch.device) -> fx.Node:
     feed = iter(operands)
 
@@ -150,7 +154,9 @@ def _plain(graph: fx.Graph, node: OpNode, operands: Sequence[fx.Node], device: t
                 return arg
 
     args = tuple(convert(arg) for arg in node.args)
-    return graph.call_function(resolve_op(node.op), args, {key: convert(arg) for key, arg in node.kwargs})
+    return graph.call_function(
+        resolve_op(_ANY_STRIDES.get(node.op, node.op)), args, {key: convert(arg) for key, arg in node.kwargs}
+    )
 
 
 def _special(op: PlacedOp, shapes: tuple[tuple[int, ...], ...], axes: Axes) -> Callable[..., object]:

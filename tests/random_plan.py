@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from autoplan.cluster import Cluster, Mesh
-from autoplan.ir import Segment, SegmentedGraph, TensorMeta
+from autoplan.ir import OpNode, Segment, SegmentedGraph, TensorMeta
 from autoplan.localize import localize
 from autoplan.plan.data_axis import data_placement
 from autoplan.plan.plan import (
@@ -19,7 +19,7 @@ from autoplan.plan.plan import (
     Recompute,
     Stage,
 )
-from autoplan.sharding import REPLICATE, REPLICATE_PARTIAL_GRAD, Partial, Placement, Shard, can_split
+from autoplan.sharding import REPLICATE, REPLICATE_PARTIAL_GRAD, Partial, Placement, Shard, Strategy, can_split
 from autoplan.solver.batch import split_batch
 from autoplan.solver.rules import block_counts_in, grad_values, strategies
 
@@ -40,7 +40,9 @@ def random_plan(
     data: DataMode = "replicate",
     recompute: Recompute | None = None,
     model: str = "random",
+    split_weights: bool = False,
 ) -> Plan:
+    """``split_weights``: every op that reads a parameter splits it where some row does (column, row, vocabulary)."""
     choose = random.Random(seed)
     batch = split_batch(segmented)
     assert not batch.obstacle, batch.obstacle
@@ -60,7 +62,9 @@ def random_plan(
         blocks = block_counts_in([nodes[n] for n in segment.nodes])
         for name in segment.nodes:
             node = nodes[name]
-            pick = choose.choice(strategies(node, graph.metas, needs.__contains__, tp, blocks))
+            found = strategies(node, graph.metas, needs.__contains__, tp, blocks)
+            split = [s for s in found if _splits_a_weight(node, s)] if split_weights else []
+            pick = choose.choice(split or found)
             ops.append(OpPlacement(node=name, batch=batch.strategy(name), tensor=pick))
             for operand, placement in zip(node.operands, pick.inputs, strict=True):
                 if operand.startswith("param:") and not isinstance(placement, Partial):
@@ -108,6 +112,11 @@ def random_plan(
     )
 
 
+def _splits_a_weight(node: OpNode, strategy: Strategy) -> bool:
+    pairs = zip(node.operands, strategy.inputs, strict=True)
+    return any(name.startswith("param:") and isinstance(placement, Shard) for name, placement in pairs)
+
+
 def _arrival(value: str, metas: Mapping[str, TensorMeta], crossing: set[str], sequence: bool, tp: int) -> Placement:
     shape = metas[value].shape
     if sequence and value in crossing and len(shape) >= 3 and can_split(shape[1], tp):
@@ -131,7 +140,8 @@ def _param_placements(
             if value not in chosen:
                 if like not in chosen:
                     options = [p if p != REPLICATE else REPLICATE_PARTIAL_GRAD for p in wanted.get(like, ())]
-                    chosen[like] = choose.choice([*options, REPLICATE_PARTIAL_GRAD])
+                    split = [p for p in options if isinstance(p, Shard)]
+                    chosen[like] = choose.choice(split or [*options, REPLICATE_PARTIAL_GRAD])
                 chosen[value] = chosen[like]
     return tuple(
         ParamPlacement(

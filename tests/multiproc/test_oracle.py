@@ -19,6 +19,7 @@ import autoplan
 from autoplan.errors import InputError
 from autoplan.ir import SegmentedGraph
 from autoplan.plan.plan import DataMode, Recompute
+from autoplan.sharding import Shard
 from autoplan.trace.capture import trace_model
 from autoplan.trace.segments import segment_graph
 
@@ -87,6 +88,21 @@ def test_any_strategy_of_the_rule_table_runs_right(pools, case) -> None:
         plan = random_plan(
             segmented(name), pp=pp, dp=dp, tp=tp, microbatches=microbatches, seed=seed, data=data, recompute=recompute
         )
+        assert differences(pools, plan, name) == [], f"seed {seed}"
+
+
+@pytest.mark.parametrize("mesh", [(1, 1, 2, 2), (2, 1, 2, 2), (1, 2, 2, 1)], ids=str)
+@pytest.mark.parametrize("name", list(zoo.ZOO))
+def test_split_weights_run_right(pools, name: str, mesh: tuple[int, int, int, int]) -> None:
+    """Tensor parallelism as it is meant: all weights, biases and vocabularies that can be split are."""
+    pp, dp, tp, microbatches = mesh
+    for seed in range(2 if mesh[:2] == (1, 1) else 1):
+        plan = random_plan(
+            segmented(name), pp=pp, dp=dp, tp=tp, microbatches=microbatches, seed=seed,
+            data="shard" if dp > 1 else "replicate", split_weights=True,
+        )  # fmt: skip
+        whole = [p.name for p in plan.params if not isinstance(p.tensor, Shard)]
+        assert len(whole) < len(plan.params) / 2, whole
         assert differences(pools, plan, name) == [], f"seed {seed}"
 
 
