@@ -50,7 +50,8 @@ _BY_OP: tuple[tuple[Saved, str], ...] = (
     (Saved(operands=(0, 1)), """mul.Tensor mul.Scalar div.Tensor div.Scalar div.Tensor_mode true_divide.Tensor
         maximum.default minimum.default atan2.default remainder.Tensor fmod.Tensor linear.default mm.default
         bmm.default mv.default dot.default matmul.default conv1d.default conv2d.default conv3d.default
-        rms_norm.default group_norm.default mse_loss.default l1_loss.default smooth_l1_loss.default huber_loss.default"""),
+        rms_norm.default group_norm.default mse_loss.default l1_loss.default smooth_l1_loss.default
+        huber_loss.default"""),
     (Saved(operands=(1, 2)), "addmm.default baddbmm.default addcmul.default addcdiv.default"),
     (Saved(operands=_ALL), "einsum.default binary_cross_entropy_with_logits.default lerp.Tensor clamp.Tensor"),
     (Saved(operands=(0, 1), results=(0,)), "pow.Tensor_Tensor"),
@@ -59,7 +60,7 @@ _BY_OP: tuple[tuple[Saved, str], ...] = (
     (Saved(operands=(0, 1, 2), results=(0,)), "scaled_dot_product_attention.default"),
     (Saved(operands=(0,)), "where.self where.Scalar where.ScalarSelf where.ScalarOther"),
     (Saved(operands=(1,)), "masked_fill.Scalar masked_fill.Tensor embedding.default index_select.default"),
-    (Saved(operands=(1, 2, 3, 4)), "index.Tensor cross_entropy_loss.default "),
+    (Saved(operands=(1, 2, 3, 4)), "index.Tensor cross_entropy_loss.default"),
     (Saved(), "lerp.Scalar"),
 )  # fmt: skip
 

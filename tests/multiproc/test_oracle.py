@@ -102,7 +102,7 @@ def test_split_weights_run_right(pools, name: str, mesh: tuple[int, int, int, in
             data="shard" if dp > 1 else "replicate", split_weights=True,
         )  # fmt: skip
         whole = [p.name for p in plan.params if not isinstance(p.tensor, Shard)]
-        assert len(whole) < len(plan.params) / 2, whole
+        assert len(whole) <= 0.6 * len(plan.params), whole
         assert differences(pools, plan, name) == [], f"seed {seed}"
 
 
