@@ -5,6 +5,7 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable
+from functools import cache
 from multiprocessing.connection import Connection
 
 START_SECONDS = 120.0
@@ -15,7 +16,7 @@ class RankFailure(AssertionError):
 
 
 class RankPool:
-    """``size`` processes; ``run`` calls a module-level function on all of them, in a fresh process group each time."""
+    """``size`` processes; ``run`` calls a module-level function on all of them."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -68,16 +69,33 @@ def _serve(pipe: Connection, rank: int, size: int, folder: str) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
+    _keep_groups()
     while True:
         try:
-            number, job, args = pipe.recv()
+            _, job, args = pipe.recv()
         except EOFError:
             return
-        store = dist.FileStore(f"{folder}/{number}", size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         try:
             pipe.send((True, job(*args)))
         except BaseException:
             pipe.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
-        finally:
-            dist.destroy_process_group()
+
+
+def _keep_groups() -> None:
+    """Make each mesh and group once per process: torch never frees one that a DTensor has seen, and each one polls."""
+    import torch.distributed as dist
+
+    from autoplan.runtime import mesh
+
+    mesh.init_device_mesh = cache(mesh.init_device_mesh)  # type: ignore[attr-defined]
+    original, made = dist.new_group, {}
+
+    def new_group(ranks: list[int] | None = None, *args: object, **kwargs: object) -> object:
+        if ranks is None or args or kwargs:
+            return original(ranks, *args, **kwargs)
+        if tuple(ranks) not in made:
+            made[tuple(ranks)] = original(ranks)
+        return made[tuple(ranks)]
+
+    dist.new_group = new_group
