@@ -7,6 +7,7 @@ several segments of the stage read (a tied head) is held by the stage itself.
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -78,9 +79,9 @@ class StageModule(nn.Module):
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._leaves: dict[str, Tensor] = {}
         self.first_segment = {n: i for i, names in reversed(list(enumerate(segment_params))) for n in names}
-        users = [name for names in segment_params for name in dict.fromkeys(names)]
+        users = Counter(name for names in segment_params for name in set(names))
         for name in sorted(self.first_segment, key=lambda n: self.first_segment[n]):
-            home = self if users.count(name) > 1 else self.segments[self.first_segment[name]]
+            home = self if users[name] > 1 else self.segments[self.first_segment[name]]
             self._add(name, home, read(name))
         for name in unused:
             self._add(name, self, read(name))

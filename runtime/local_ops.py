@@ -83,11 +83,6 @@ def denominator_operands(node: OpNode) -> tuple[str, ...]:
     return node.operands[1:]
 
 
-def target_operand(node: OpNode) -> str:
-    """Name of the value that holds the class numbers of a loss."""
-    return denominator_operands(node)[0]
-
-
 def loss_denominator(node: OpNode, target: Tensor, weight: Tensor | None = None) -> Tensor:
     """What a mean loss over classes divides by: valid labels, or the sum of their weights. 0 gives a loss of nan."""
     assert (weight is not None) == (len(denominator_operands(node)) > 1), f"{node.where}: class weights do not match"

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from autoplan.cluster import Mesh
-from autoplan.errors import PlanError
+from autoplan.plan.plan import Plan
+from autoplan.plan.verify import verify_world_size
 from autoplan.runtime.collectives import AxisGroup
 
 
@@ -46,16 +46,11 @@ def _stop_process_group() -> None:
         dist.destroy_process_group()
 
 
-def build_mesh(mesh: Mesh) -> RankMesh:
+def build_mesh(plan: Plan) -> RankMesh:
     """Lay the plan's mesh over the running ranks. Raises PlanError when their number differs."""
     start_process_group()
-    if dist.get_world_size() != mesh.num_devices:
-        sizes = " x ".join(f"{axis}={size}" for axis, size in zip(mesh.axes, mesh.sizes, strict=True))
-        raise PlanError(
-            f"the plan needs {mesh.num_devices} ranks ({sizes}), this run has {dist.get_world_size()}: "
-            f"start it with `torchrun --nproc-per-node {mesh.num_devices}`, or search again for the "
-            "ranks there are"
-        )
+    verify_world_size(plan, dist.get_world_size())
+    mesh = plan.mesh
     device = _rank_device()
     device_mesh = init_device_mesh(device.type, mesh.sizes, mesh_dim_names=mesh.axes)
     groups = {

@@ -69,7 +69,7 @@ class ParallelModule(nn.Module):
         whole = dict(model.named_parameters())
         _check_names(plan, whole)
         verify_param_shapes(plan, {name: tuple(p.shape) for name, p in whole.items()})
-        self._ranks = build_mesh(plan.mesh)
+        self._ranks = build_mesh(plan)
         at = plan.stages[self._ranks.pp.coordinate]
         placements = {p.name: p for p in plan.params}
         read = {name for names in plan.segment_params for name in names}

@@ -102,10 +102,14 @@ def _segments(
     plan: Plan, segmented: SegmentedGraph, placed: Placed, stage: Stage, wanted: set[str], axes: Axes
 ) -> Iterator[LocalSegment]:
     written: dict[tuple[object, ...], fx.GraphModule] = {}
+    last_read = {name: i for i, segment in enumerate(segmented.segments) for name in segment.inputs}
     for position in range(stage.start, stage.end):
         segment, layout = segmented.segments[position], plan.layout(stage.layouts[position - stage.start])
-        later = {name for s in segmented.segments[position + 1 :] for name in s.inputs} | wanted
-        leaving = [(name, placed.values[name].tensor) for name in segment.outputs if name in later]
+        leaving = [
+            (name, placed.values[name].tensor)
+            for name in segment.outputs
+            if name in wanted or last_read.get(name, -1) > position
+        ]
         arrivals = [placed.values[name] for name in (*segment.inputs, *segment.params)]
         key = (
             layout.name,

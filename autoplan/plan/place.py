@@ -88,9 +88,11 @@ def place(plan: Plan, segmented: SegmentedGraph) -> Placed:
             leaving |= dict(zip(segment.outputs, layout.outputs, strict=True))
     whole = [*graph.constants, *((i.value, i.meta) for i in graph.inputs)]
     values = {name: _value(name, meta, REPLICATE, REPLICATE) for name, meta in whole}
+    read = {name for names in plan.segment_params for name in names}
+    tensor_of = {param.name: param.tensor for param in plan.params}
     for p in graph.params:
-        if p.name in {n for names in plan.segment_params for n in names}:
-            values[p.value] = _value(p.value, p.meta, Replicate(partial_grad=True), plan.param(p.name).tensor)
+        if p.name in read:
+            values[p.value] = _value(p.value, p.meta, Replicate(partial_grad=True), tensor_of[p.name])
     for op in ops.values():
         for i, name in enumerate(op.node.results):
             tensor = leaving.get(name, op.tensor.outputs[i])

@@ -40,7 +40,7 @@ class RankPool:
         """Results by rank. Raises RankFailure; a rank that does not answer in time costs the pool, which restarts."""
         self._jobs += 1
         for pipe in self._pipes:
-            pipe.send((self._jobs, job, args))
+            pipe.send((job, args))
         answers = []
         for rank, pipe in enumerate(self._pipes):
             # Once a rank has failed the others may wait for it for ever.
@@ -73,7 +73,7 @@ def _serve(pipe: Connection, rank: int, size: int, folder: str) -> None:
     _keep_groups()
     while True:
         try:
-            _, job, args = pipe.recv()
+            job, args = pipe.recv()
         except EOFError:
             return
         try:
