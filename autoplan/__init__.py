@@ -10,7 +10,8 @@ from autoplan.errors import AutoplanError, InfeasibleError, InputError, PlanErro
 from autoplan.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from autoplan.api import clip_grad_norm_, compile, search
+    from autoplan.api import clip_grad_norm_, compile
+    from autoplan.planning import search
 
 __version__ = "0.1.0"
 
@@ -27,9 +28,11 @@ __all__ = [
     "search",
 ]
 
+_TORCH_NAMES = {"clip_grad_norm_": "autoplan.api", "compile": "autoplan.api", "search": "autoplan.planning"}
+
 
 def __getattr__(name: str) -> object:
     """Load the names that need torch when they are asked for."""
-    if name in ("clip_grad_norm_", "compile", "search"):
-        return getattr(import_module("autoplan.api"), name)
+    if name in _TORCH_NAMES:
+        return getattr(import_module(_TORCH_NAMES[name]), name)
     raise AttributeError(f"module 'autoplan' has no attribute {name!r}")

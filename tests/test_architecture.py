@@ -13,7 +13,7 @@ import autoplan
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"autoplan": "autoplan", "cost_models": "autoplan.cost_models", "runtime": "autoplan.runtime"}
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-WITH_TORCH = ("autoplan.trace", "autoplan.runtime", "autoplan.api")
+WITH_TORCH = ("autoplan.trace", "autoplan.runtime", "autoplan.api", "autoplan.planning")
 LONGEST_FUNCTION, LONGEST_FILE = 60, 400
 
 
@@ -34,6 +34,14 @@ def test_every_module_imports_alone_and_only_some_load_torch() -> None:
     code = f"import sys, autoplan; autoplan.Plan; {seen}; autoplan.search; {seen}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+def test_a_search_loads_nothing_of_the_runtime() -> None:
+    """Nor of FSDP and pipelining, which take longer to load than a small model to plan."""
+    heavy = ("autoplan.runtime", "autoplan.api", "torch.distributed.fsdp", "torch.distributed.pipelining")
+    code = "import sys, autoplan; autoplan.search; print([n for n in sys.argv[1:] if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_exports_are_the_public_names() -> None:

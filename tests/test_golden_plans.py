@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoplan.api import search_source
+from autoplan.planning import search_source
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -95,10 +95,10 @@ def search(  # noqa: PLR0913 (one parameter per flag)
             refuse_unwritable(output)
         with Progress(Console(stderr=True)).shown() as progress:
             progress("loading torch")
-            from autoplan import api  # loads torch, which --help and report can do without
+            from autoplan import planning  # loads torch, which --help and report can do without
 
             with redirect_stdout(sys.stderr):  # what the user's model prints must not mix with the plan
-                plan = api.search_source(
+                plan = planning.search_source(
                     model, cluster=cluster, global_batch=global_batch, seq_len=seq_len, dtype=dtype,
                     optimizer=optimizer, pp=pp, dp=dp, tp=tp, microbatch=microbatch, recompute=recompute,
                     time_limit_s=time_limit, progress=progress,

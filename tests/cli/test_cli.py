@@ -27,7 +27,7 @@ def run(*args):
 
 @pytest.fixture
 def api(monkeypatch):
-    """Stands in for ``autoplan.api``; ``calls`` holds what the command asked for, ``error`` is raised when set."""
+    """Stands in for ``autoplan.planning``; ``calls`` holds what the command asked for, ``error`` is raised when set."""
 
     def search_source(spec, **options):
         fake.calls.append((spec, options))
@@ -36,10 +36,10 @@ def api(monkeypatch):
             raise fake.error
         return sample_plan()
 
-    fake = types.ModuleType("autoplan.api")
+    fake = types.ModuleType("autoplan.planning")
     fake.calls, fake.error, fake.search_source = [], None, search_source
-    monkeypatch.setitem(sys.modules, "autoplan.api", fake)
-    monkeypatch.setattr(autoplan, "api", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "autoplan.planning", fake)
+    monkeypatch.setattr(autoplan, "planning", fake, raising=False)
     return fake
 
 
@@ -218,8 +218,8 @@ def test_help_does_not_load_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-WHOLE = all(importlib.util.find_spec(name) for name in ("autoplan.api", "autoplan.solver.solve"))
-END_TO_END = pytest.mark.skipif(not WHOLE, reason="autoplan.api or the solver is not there yet")
+WHOLE = all(importlib.util.find_spec(name) for name in ("autoplan.planning", "autoplan.solver.solve"))
+END_TO_END = pytest.mark.skipif(not WHOLE, reason="autoplan.planning or the solver is not there yet")
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "nanogpt.py")
 
 
