@@ -166,9 +166,14 @@ def crossing_values(sg: SegmentedGraph) -> frozenset[str]:
 
 
 def _node(model: Model, node: OpNode, axis: Axis) -> NodeProblem:
+    found = strategies(node, model.metas_for(node), model.needs_grad, axis.degree, model.block_counts)
+    return node_problem(model, node, found, axis)
+
+
+def node_problem(model: Model, node: OpNode, found: Iterable[Strategy], axis: Axis) -> NodeProblem:
+    """A node with the strategies it may use, each with its price."""
     seen = model.metas_for(node)
     metas = tuple(seen[name] for name in node.operands)
-    found = strategies(node, seen, model.needs_grad, axis.degree, model.block_counts)
     kept = _kept(model, node)
     return NodeProblem(
         name=node.name,
