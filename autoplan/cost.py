@@ -50,3 +50,10 @@ class CostModel(Protocol):
     def collective_us(self, collective: Collective) -> float:
         """Time of the collective, alone on its links; 0 for a group of one."""
         ...
+
+    def host_copy_us(self, num_bytes: int) -> float:
+        """Time of one copy between a device and the memory of its node, one way; 0 for no bytes.
+
+        Raises InputError where the hardware is not known to have such a link.
+        """
+        ...

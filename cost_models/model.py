@@ -7,6 +7,7 @@ from autoplan.cluster import Cluster
 from autoplan.cost import Collective, Work
 from autoplan.cost_models import collectives, roofline
 from autoplan.cost_models.profile import Profile
+from autoplan.errors import InputError
 
 
 @final
@@ -29,3 +30,24 @@ class ProfileCostModel:
     def collective_us(self, collective: Collective) -> float:
         """Microseconds of the collective, alone on its links; 0 for a group of one."""
         return collectives.collective_us(collective, self.profile)
+
+    def host_copy_us(self, num_bytes: int) -> float:
+        """Microseconds to copy between a device and the memory of its node, alone on the link; 0 for no bytes.
+
+        One copy one way: a + S / B of ``links.host``. Raises InputError where the profile has no such link.
+        """
+        assert num_bytes >= 0, f"a copy is never negative: {num_bytes} bytes"
+        link = self.profile.host
+        if link is None:
+            raise InputError(_no_host_link(self.profile))
+        return link.latency_us + num_bytes / link.bytes_per_us if num_bytes else 0.0
+
+
+def _no_host_link(profile: Profile) -> str:
+    """Why nothing can be copied out of a device, and what to do."""
+    if profile.capacity_bytes is None:
+        return f"{profile.name} devices share the memory of their node: leave offload out, it would free nothing"
+    return (
+        f"the profile {profile.name} has no link to the memory of its node, which offload needs; add [links.host] with "
+        "name, bandwidth_gb_per_s, latency_us and efficiency to a cluster file"
+    )

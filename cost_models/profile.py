@@ -18,6 +18,8 @@ The file, shortened (``profiles/H100.toml`` is a whole one)::
     [links.node]                         # and [links.network], between nodes, per device
     name = "NVLink4 with NVSwitch"
     bandwidth_gb_per_s = { value = 450, source = "datasheet" }
+    [links.host]                         # optional: to the memory of the node, for offload; all of its keys or none
+    name = "PCIe 5.0 x16"
 
 Units of the file are in its keys: GB is 1e9 bytes, GiB 2**30, MiB 2**20, tflops 1e12 operations a second. Bandwidths
 are per device and direction. In a ``Profile`` times are microseconds and sizes bytes.
@@ -122,6 +124,8 @@ class Profile:
     """Between devices of a node."""
     network: Link
     """Between nodes."""
+    host: Link | None
+    """To the memory of the node; None where the profile names no such link, or a device has no memory of its own."""
     sources: tuple[tuple[str, Source], ...]
     """Key in the file to source, for every number."""
 
@@ -163,7 +167,10 @@ class Content:
     """``memory.host``, None when not given."""
 
 
-_TEXT_KEYS = ("name", "description", "links.node.name", "links.network.name")
+_HOST_KEYS = tuple(f"links.host.{key}" for key in ("name", "bandwidth_gb_per_s", "latency_us", "efficiency"))
+"""All of them or none."""
+_REQUIRED_TEXT_KEYS = ("name", "description", "links.node.name", "links.network.name")
+_TEXT_KEYS = (*_REQUIRED_TEXT_KEYS, "links.host.name")
 _OPTIONAL = (
     "memory.capacity_mib",
     "compute.peak_bf16_tflops",
@@ -193,8 +200,8 @@ _REQUIRED = (
     "links.network.latency_us",
     "links.network.efficiency",
 )
-_KEYS = (*_TEXT_KEYS, *_OPTIONAL, *_REQUIRED, "memory.host")
-_TABLES = ("memory", "compute", "collectives", "links", "links.node", "links.network")
+_KEYS = (*_REQUIRED_TEXT_KEYS, *_OPTIONAL, *_REQUIRED, *_HOST_KEYS, "memory.host")
+_TABLES = ("memory", "compute", "collectives", "links", "links.node", "links.network", "links.host")
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
@@ -255,6 +262,7 @@ def build_profile(content: Content) -> Profile:
         collective_launch_us=values["collectives.launch_us"],
         node=_link(content, "links.node"),
         network=_link(content, "links.network"),
+        host=_link(content, "links.host") if _has_host(content) and not content.host_memory else None,
         sources=tuple((key, number.source) for key, number in sorted(content.numbers.items())),
     )
 
@@ -280,10 +288,15 @@ def _link(content: Content, key: str) -> Link:
     )
 
 
+def _has_host(content: Content) -> bool:
+    """Whether the file says anything of a link to the node's memory."""
+    return any(key in content.texts or key in content.numbers for key in _HOST_KEYS)
+
+
 def _check_complete(content: Content) -> None:
     """Raise InputError naming the first key that is missing, or the two that exclude each other."""
     found = {**content.texts, **content.numbers}
-    for key in (*_TEXT_KEYS, *_REQUIRED):
+    for key in (*_REQUIRED_TEXT_KEYS, *_REQUIRED, *(_HOST_KEYS if _has_host(content) else ())):
         if key not in found:
             raise InputError(f"{content.file} has no {key}; add it{_example(key)}")
     if bool(content.host_memory) == ("memory.capacity_mib" in found):

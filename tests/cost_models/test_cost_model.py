@@ -118,6 +118,29 @@ def test_faster_links_take_no_more(collective: Collective, profile: Profile, lev
     assert model_of(faster).collective_us(collective) <= model_of(profile).collective_us(collective)
 
 
+@fast
+@given(st.integers(0, 10**12), st.integers(0, 10**10), profiles.filter(lambda profile: profile.host is not None))
+def test_copies_to_the_host_grow_from_nothing(num_bytes: int, more: int, profile: Profile) -> None:
+    assert profile.host is not None
+    time = model_of(profile).host_copy_us(num_bytes)
+    assert math.isfinite(time)
+    assert (time > 0) == (num_bytes > 0)
+    assert time >= num_bytes / profile.host.bandwidth_bytes_per_us
+    assert model_of(profile).host_copy_us(num_bytes + more) >= time
+
+
+def test_exact_copies_to_the_host() -> None:
+    assert H100.host_copy_us(10**9) == pytest.approx(10 + 10**9 / (64e3 * 0.82))
+    assert model_of(PROFILES["A100-80GB"]).host_copy_us(10**9) == pytest.approx(10 + 10**9 / (32e3 * 0.78))
+
+
+def test_a_device_without_a_link_to_the_host_cannot_copy() -> None:
+    with pytest.raises(InputError, match="cpu devices share the memory of their node: leave offload out"):
+        model_of(PROFILES["cpu"]).host_copy_us(1)
+    with pytest.raises(InputError, match=r"the profile L4 has no link to the memory .* add \[links.host\] with name"):
+        model_of(replace(PROFILES["L4"], host=None)).host_copy_us(1)
+
+
 @pytest.mark.parametrize("kind", list(CollectiveKind))
 @pytest.mark.parametrize("name", known_profiles())
 def test_crossing_nodes_costs_more(kind: CollectiveKind, name: str) -> None:
@@ -204,6 +227,8 @@ def test_an_unknown_kind_is_an_error() -> None:
 def test_negative_work_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="never negative"):
         H100.compute_us(Work(kind="matmul", flops=-1, num_bytes=0, dtype="float32"))
+    with pytest.raises(AssertionError, match="never negative"):
+        H100.host_copy_us(-1)
 
 
 def test_a_profile_of_other_hardware_is_refused() -> None:

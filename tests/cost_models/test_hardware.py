@@ -60,7 +60,7 @@ def test_local_is_this_machine() -> None:
     ("0x8xH100", "counts are at least 1"),
     ("8xA100", "'A100' may be A100-40GB or A100-80GB; say which"),
     ("8xH10", "did you mean H100"),
-    ("8xTPUv5", "Known: A100-40GB, A100-80GB, B200, H100, H200, L4, RTX-4090, cpu"),
+    ("8xTPUv5", "Known: A100-40GB, A100-80GB, B200, H100, H200, H800, L4, RTX-4090, cpu"),
     ("no/such/file.toml", "cannot read the cluster file"),
     ("1000000xcpu", "use fewer devices per node"),
 ])  # fmt: skip
@@ -97,7 +97,18 @@ def test_a_capacity_replaces_host_memory(tmp_path: Path) -> None:
 def test_host_memory_replaces_a_capacity(tmp_path: Path) -> None:
     file = tmp_path / "shared.toml"
     file.write_text('nodes = 1\ndevices_per_node = 1\nprofile = "L4"\n[memory]\nhost = true\n')
-    assert load_cluster(str(file))[0].memory_bytes == load_profile("L4").usable_bytes(HOST_BYTES)
+    cluster, profile = load_cluster(str(file))
+    assert cluster.memory_bytes == load_profile("L4").usable_bytes(HOST_BYTES)
+    assert profile.host is None, "a device that has no memory of its own has nothing to copy out of it"
+
+
+def test_a_cluster_file_changes_the_link_to_the_host(tmp_path: Path) -> None:
+    file = tmp_path / "slots.toml"
+    file.write_text('nodes = 1\ndevices_per_node = 1\nprofile = "L4"\n[links.host]\nbandwidth_gb_per_s = 16\n')
+    host, base = load_cluster(str(file))[1].host, load_profile("L4").host
+    assert host is not None and base is not None
+    assert host.bandwidth_bytes_per_us == 16e3 == base.bandwidth_bytes_per_us / 2
+    assert host.latency_us == base.latency_us
 
 
 @pytest.mark.parametrize(("text", "message"), [

@@ -19,7 +19,7 @@ def changed(pattern: str, new: str) -> str:
 
 
 def test_shipped_names() -> None:
-    assert known_profiles() == ("A100-40GB", "A100-80GB", "B200", "H100", "H200", "L4", "RTX-4090", "cpu")
+    assert known_profiles() == ("A100-40GB", "A100-80GB", "B200", "H100", "H200", "H800", "L4", "RTX-4090", "cpu")
 
 
 @pytest.mark.parametrize("name", known_profiles())
@@ -39,10 +39,31 @@ def test_numbers_are_plausible(name: str) -> None:
     assert profile.node.bytes_per_us < profile.memory_bytes_per_us
     assert profile.network.bytes_per_us < profile.node.bytes_per_us
     assert profile.network.latency_us > profile.node.latency_us
+    assert profile.host is None or 10e3 < profile.host.bytes_per_us < profile.memory_bytes_per_us
+
+
+def test_every_device_with_memory_of_its_own_has_a_link_to_the_host() -> None:
+    linked = {name for name in known_profiles() if load_profile(name).host is not None}
+    assert linked == {*known_profiles()} - {"cpu"}
+
+
+def test_the_link_to_the_host_is_optional() -> None:
+    without = load_profile_text(H100[: H100.index("[links.host]")], "mine.toml")
+    assert without.host is None
+    assert without.digest != load_profile("H100").digest
+
+
+def test_an_h800_is_an_h100_with_less_nvlink() -> None:
+    cut, whole = load_profile("H800"), load_profile("H100")
+    assert cut.node.bandwidth_bytes_per_us == 200e3 < whole.node.bandwidth_bytes_per_us
+    assert dict(cut.peak_flops_per_us)["bfloat16"] == dict(whole.peak_flops_per_us)["bfloat16"]
+    assert (cut.matmul, cut.attention, cut.memory) == (whole.matmul, whole.attention, whole.memory)
+    assert cut.network.bandwidth_bytes_per_us == whole.network.bandwidth_bytes_per_us
 
 
 @pytest.mark.parametrize(("name", "advertised_gb"), [
-    ("A100-40GB", 40), ("A100-80GB", 80), ("H100", 80), ("H200", 141), ("B200", 180), ("L4", 24), ("RTX-4090", 24),
+    ("A100-40GB", 40), ("A100-80GB", 80), ("H100", 80), ("H200", 141), ("H800", 80), ("B200", 180), ("L4", 24),
+    ("RTX-4090", 24),
 ])  # fmt: skip
 def test_memory_is_near_what_is_advertised(name: str, advertised_gb: int) -> None:
     profile = load_profile(name)
@@ -83,6 +104,11 @@ def test_aliases_are_unique() -> None:
     (r"^\[collectives\]", "[rings]", "unknown key rings; "),
     (r"^latency_us = .*$", "", "no links.node.latency_us; add it: latency_us = {"),
     (r"^name = \"NVLink.*$", "", r"no links.node.name; add it: name = "),
+    (r"^name = \"PCIe.*$", "", r"no links.host.name; add it: name = \"\.\.\."),
+    (r"^bandwidth_gb_per_s = \{ value = 64.*$", "", "no links.host.bandwidth_gb_per_s; add it: bandwidth_gb_per_s = {"),
+    (r"value = 0.82", "value = 82", "links.host.efficiency is a fraction of the peak and at most 1, found 82"),
+    (r"value = 64", "value = 0", "links.host.bandwidth_gb_per_s must be a positive number, found 0"),
+    (r"^name = \"PCIe.*$", "name = 3", "links.host.name must be a text, found 3"),
     (r"^capacity_mib = .*$", "", "either memory.capacity_mib, or memory.host = true"),
     (r"^capacity_mib", "host = true\ncapacity_mib", "either memory.capacity_mib, or memory.host = true"),
     (r"value = 3350", "value = 0", "compute.bandwidth_gb_per_s must be a positive number, found 0"),

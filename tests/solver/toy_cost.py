@@ -15,6 +15,7 @@ class ToyCost:
     flops_per_us: float = 1e4
     bytes_per_us: float = 1e3
     link_bytes_per_us: float = 100.0
+    host_bytes_per_us: float = 20.0
     latency_us: float = 2.0
 
     def compute_us(self, work: Work) -> float:
@@ -25,3 +26,6 @@ class ToyCost:
             return 0.0
         moved = collective.num_bytes * _VOLUME.get(collective.kind, 1.0) * (1 - 1 / collective.group.size)
         return self.latency_us + moved / self.link_bytes_per_us / (1 if not collective.group.crosses_nodes else 0.25)
+
+    def host_copy_us(self, num_bytes: int) -> float:
+        return self.latency_us + num_bytes / self.host_bytes_per_us if num_bytes else 0.0
