@@ -30,6 +30,7 @@ def cost_of(problem: Problem, candidates: tuple[int, ...], params: dict[str, Pla
     for node, index in zip(problem.nodes, candidates, strict=True):
         candidate = node.candidates[index]
         total += candidate.forward_us + candidate.backward_us + candidate.internal_us
+        total += candidate.internal_backward_us
         for result, placement in zip(node.results, candidate.strategy.outputs, strict=True):
             made[result] = placement
             if node.is_view:

@@ -81,8 +81,9 @@ def forward_collectives(resolved: Resolved) -> list[Collective]:
 
 def backward_collectives(resolved: Resolved) -> list[Collective]:
     """What one rank issues in the backward pass, recomputation apart."""
-    moved = (resolved.move(key).backward for key in resolved.moves)
-    return [collective for collective in moved if collective is not None]
+    moved = [resolved.move(key).backward for key in resolved.moves]
+    inside = [collective for _, candidate in resolved.nodes for collective in candidate.internal_backward]
+    return [collective for collective in moved if collective is not None] + inside
 
 
 def largest_buffer_bytes(resolved: Resolved) -> int:
@@ -121,6 +122,7 @@ def _backward_us(resolved: Resolved) -> tuple[float, float]:
     moves = [resolved.move(key) for key in resolved.moves]
     local = sum(m.backward_us for m in moves if m.backward is None)
     comm = sum(m.backward_us for m in moves if m.backward is not None)
+    comm += sum(candidate.internal_backward_us for _, candidate in resolved.nodes)
     return local + sum(candidate.backward_us for _, candidate in resolved.nodes), comm
 
 

@@ -39,6 +39,9 @@ class Candidate:
     internal: tuple[Collective, ...] = ()
     """Collectives inside the op, in the forward pass."""
     internal_us: float = 0.0
+    internal_backward: tuple[Collective, ...] = ()
+    """The same in the backward pass."""
+    internal_backward_us: float = 0.0
     saved: tuple[Storage, ...] = ()
     """What it keeps for its backward pass."""
     extra_bytes: int = 0
@@ -47,7 +50,7 @@ class Candidate:
     @property
     def total_us(self) -> float:
         """Forward, backward and the collectives inside."""
-        return self.forward_us + self.backward_us + self.internal_us
+        return self.forward_us + self.backward_us + self.internal_us + self.internal_backward_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The sharding rules: which placements of its operands an op can take, and which its results then have.
 
-Ops are data: ``RULES`` maps the full name of an op to a rule written like an einsum (``rules_einsum.py``), in four
+Ops are data: ``RULES`` maps the full name of an op to a rule written like an einsum (``rules_einsum.py``), in five
 tables by kind of op. A new op is one row here and one sample in ``tests/solver/test_rules.py``, whose property test
 runs every strategy of every row against the whole op.
 """
@@ -11,12 +11,13 @@ from autoplan.errors import RuleError
 from autoplan.ir import Graph, OpNode, TensorMeta
 from autoplan.sharding import REPLICATE, Strategy
 from autoplan.solver.rules_einsum import Rule, Use, normalise, strategies_of
+from autoplan.solver.rules_experts import EXPERTS
 from autoplan.solver.rules_matmul import MATMULS
 from autoplan.solver.rules_pointwise import FACTORIES, POINTWISE
 from autoplan.solver.rules_reduce import REDUCTIONS
 from autoplan.solver.rules_shape import SHAPES
 
-RULES: Mapping[str, Rule] = {**POINTWISE, **FACTORIES, **MATMULS, **REDUCTIONS, **SHAPES}
+RULES: Mapping[str, Rule] = {**POINTWISE, **FACTORIES, **MATMULS, **REDUCTIONS, **SHAPES, **EXPERTS}
 """Full op name to its rule."""
 
 _SPLITS = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default")

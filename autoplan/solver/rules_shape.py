@@ -297,6 +297,22 @@ def _gather(use: Use) -> Einsum:
     return Einsum(inputs=(shared, result), outputs=(result,), linear=_FIRST)
 
 
+def _scatter(use: Use) -> Einsum:
+    """``scatter(x, dim, index, value)``: writes along ``dim``, which stays whole; other dims as in gather."""
+    dim = use.dim()
+    shape, letters = use.inputs[0].shape, names("d", len(use.inputs[0].shape))
+    alike = [all(meta.shape[i] == size for meta in use.inputs) and i != dim for i, size in enumerate(shape)]
+    shared = tuple(name if same else None for name, same in zip(letters, alike, strict=True))
+    source = use.operand(3, "src")
+    linear = (frozenset({0, source}),) if source else _FIRST if use.arg(3, "value") == 0 else ()
+    return Einsum(inputs=(shared,) * len(use.inputs), outputs=(shared,), linear=linear)
+
+
+def _slice_scatter(use: Use) -> Einsum:
+    """``slice_scatter(x, part, dim, ...)``: x with ``part`` written over a slice of it."""
+    return _same_where(use, {use.dim(2)})
+
+
 def _one_hot(use: Use) -> Einsum:
     letters = names("d", len(use.inputs[0].shape))
     given: Arg = use.arg(1, "num_classes", -1)
@@ -343,4 +359,7 @@ SHAPES: dict[str, Rule] = {
     "aten.index_select.default": _index_select,
     "aten.gather.default": _gather,
     "aten.one_hot.default": _one_hot,
+    "aten.scatter.value": _scatter,
+    "aten.scatter.src": _scatter,
+    "aten.slice_scatter.default": _slice_scatter,
 }  # fmt: skip

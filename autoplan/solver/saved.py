@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from autoplan.errors import RuleError
 from autoplan.ir import OpNode, TensorMeta
+from autoplan.solver import experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ _BY_OP: tuple[tuple[Saved, str], ...] = (
         split_with_sizes.default chunk.default unbind.int cat.default stack.default pad.default
         constant_pad_nd.default flip.default roll.default diff.default tril.default triu.default repeat.default
         repeat_interleave.self_int one_hot.default sum.dim_IntList sum.default mean.dim mean.default cumsum.default
-        any.dim all.dim any.default all.default"""),
+        any.dim all.dim any.default all.default copy.default slice_scatter.default"""),
     (Saved(operands=(0,)), """abs.default pow.Tensor_Scalar square.default log.default log1p.default log2.default
         sin.default cos.default logit.default erf.default silu.default gelu.default leaky_relu.default elu.default
         selu.default celu.default softplus.default hardswish.default hardsigmoid.default hardtanh.default
@@ -57,6 +58,7 @@ _BY_OP: tuple[tuple[Saved, str], ...] = (
     (Saved(operands=(0, 1), results=(0,)), "pow.Tensor_Tensor"),
     (Saved(operands=_ALL), "nll_loss_nd.default layer_norm.default"),
     (Saved(operands=(0, 1)), "gather.default"),
+    (Saved(operands=(1,)), "scatter.value scatter.src"),
     (Saved(operands=(0, 1, 2), results=(0,)), "scaled_dot_product_attention.default"),
     (Saved(operands=(0,)), "where.self where.Scalar where.ScalarSelf where.ScalarOther"),
     (Saved(operands=(1,)), "masked_fill.Scalar masked_fill.Tensor embedding.default index_select.default"),
@@ -64,7 +66,10 @@ _BY_OP: tuple[tuple[Saved, str], ...] = (
     (Saved(), "lerp.Scalar"),
 )  # fmt: skip
 
-SAVED: Mapping[str, Saved] = {f"aten.{name}": kept for kept, names in _BY_OP for name in names.split()}
+SAVED: Mapping[str, Saved] = {
+    **{f"aten.{name}": kept for kept, names in _BY_OP for name in names.split()},
+    experts.EXPERTS_OP: Saved(operands=_ALL),
+}
 """Full op name to what it keeps."""
 
 _SCALED = frozenset({"aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"})
@@ -92,6 +97,8 @@ def saved_extra_bytes(node: OpNode, operands: tuple[TensorMeta, ...], results: t
     ``operands`` and ``results`` have local shapes.
     """
     match node.op:
+        case experts.EXPERTS_OP:
+            return experts.kept_bytes(node, operands)
         case "aten.dropout.default":
             probability, training = node.args[1], node.args[2]
             return results[0].num_elements if training and probability else 0

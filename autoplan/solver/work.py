@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from autoplan.cost import Work, WorkKind
 from autoplan.ir import OpNode, TensorMeta
+from autoplan.solver import experts
 
 Metas = tuple[TensorMeta, ...]
 
@@ -75,7 +76,7 @@ def is_view(node: OpNode, operands: Metas) -> bool:
 
 def work_kind(node: OpNode) -> WorkKind:
     """The kind of work an op is when it is not a view."""
-    if node.op in MATMUL_FLOPS:
+    if node.op in MATMUL_FLOPS or node.op == experts.EXPERTS_OP:
         return "matmul"
     return "attention" if node.op in ATTENTION_OPS else "memory"
 
@@ -84,6 +85,8 @@ def forward_work(node: OpNode, operands: Metas, results: Metas) -> Work | None:
     """Work of the forward pass; None for a view or a tensor made from nothing."""
     if is_view(node, operands) or _is_creator(node):
         return None
+    if node.op == experts.EXPERTS_OP:
+        return experts.forward_work(node, operands, results)
     flops = _flops(node, operands, results)
     return Work(kind=work_kind(node), flops=flops, num_bytes=_traffic(node, operands, results), dtype=results[0].dtype)
 
@@ -93,6 +96,8 @@ def backward_work(node: OpNode, operands: Metas, results: Metas, needs: tuple[bo
     wanted = [meta for meta, need in zip(operands, needs, strict=True) if need]
     if not wanted or is_view(node, operands):
         return None
+    if node.op == experts.EXPERTS_OP:
+        return experts.backward_work(node, operands, results, needs)
     kind = work_kind(node)
     match kind:
         case "matmul":
@@ -128,7 +133,8 @@ def _flops(node: OpNode, operands: Metas, results: Metas) -> int:
     if node.op in MATMUL_FLOPS:
         return MATMUL_FLOPS[node.op](node, operands, results[0])
     if node.op in ATTENTION_OPS:
-        full = 4 * operands[0].num_elements * operands[1].shape[-2]
+        scores = operands[0].num_elements // operands[0].shape[-1] * operands[1].shape[-2]
+        full = 2 * scores * (operands[0].shape[-1] + operands[2].shape[-1])
         return full // 2 if _is_causal(node) else full
     return max((meta.num_elements for meta in (*operands, *results)), default=0)
 

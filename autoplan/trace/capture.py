@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind
 from autoplan.errors import TraceError
 from autoplan.ir import Arg, Graph, GraphInput, Ref, refs_in, verify_graph
 from autoplan.trace.compat import fake_mode, is_fake
+from autoplan.trace.experts import experts_as_one_op
 from autoplan.trace.export import MODEL_PREFIX, Adapter, export_program
 from autoplan.trace.fakes import disable_cache, fake_like, weightless_copy
 from autoplan.trace.inputs import Baked, Inputs, InputSpec, as_call, checked_leaves, guess_batch_dims, input_spec
@@ -62,7 +63,8 @@ def trace_model(
         cache_off = disable_cache(copied)
         examples = [fake_like(leaf, kind) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         adapter = Adapter(copied, spec)
-    program = export_program(adapter, [leaf for leaf in examples if isinstance(leaf, Tensor)])
+    with experts_as_one_op(copied):
+        program = export_program(adapter, [leaf for leaf in examples if isinstance(leaf, Tensor)])
     out_spec = adapter.returned.structure
     assert out_spec is not None
     entries = _graph_inputs(spec, examples, dims)

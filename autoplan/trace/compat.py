@@ -47,3 +47,8 @@ def is_random(name: str) -> bool:
     for part in name.split("."):
         target = getattr(target, part)
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """Pass on a call to what is below autograd; an op with an autograd kernel of its own needs it there."""
+    return torch._C._AutoDispatchBelowAutograd()
