@@ -7,6 +7,9 @@
     embedding_vocab       rows of the table that other ranks hold count as zeros                     -> Partial
     cross_entropy_tokens  sum over the local tokens, divided by the valid labels of the whole batch  -> Partial
     cross_entropy_vocab   logits split over the vocabulary, see ``vocab_loss.py``                    -> Replicate
+    experts_slice         what this rank's experts add for every token                               -> Partial
+
+``experts_exchange`` (tokens travel to the ranks of their experts) can be planned and priced, and is refused here.
 """
 
 from collections.abc import Callable
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from autoplan.errors import PlanError
 from autoplan.ir import Arg, OpNode, Ref, Token
 from autoplan.runtime.vocab_loss import vocab_cross_entropy
 from autoplan.sharding import local_range
@@ -73,8 +77,19 @@ def local_call(use: LocalUse, operands: tuple[Tensor, ...], denominator: Tensor 
             return _cross_entropy_vocab(use, operands, denominator)
         case "cross_entropy_tokens":
             return _cross_entropy_tokens(use, operands, denominator)
+        case "experts_slice":
+            return _experts_slice(use, operands)
         case form:
             raise AssertionError(f"{use.node.where} has no local form {form!r}")
+
+
+def check_form(node: OpNode, form: str) -> None:
+    """Raise PlanError for a local form that can be planned, but not run yet."""
+    if form == "experts_exchange":
+        raise PlanError(
+            f"{node.where} is planned with its experts split over ranks and its tokens exchanged between them "
+            f"({form}), which this version cannot run. Search again with tp=1, or edit the plan to another split"
+        )
 
 
 def denominator_operands(node: OpNode) -> tuple[str, ...]:
@@ -200,6 +215,13 @@ def _embedding_vocab(use: LocalUse, operands: tuple[Tensor, ...]) -> Tensor:
     found = torch.embedding(weight, rows, local_padding)
     nowhere = (index < 0) | (index >= use.shapes[0][0])  # the plain op raises; here a nan makes it seen
     return found.masked_fill(~here.unsqueeze(-1), 0).masked_fill(nowhere.unsqueeze(-1), float("nan"))
+
+
+def _experts_slice(use: LocalUse, operands: tuple[Tensor, ...]) -> Tensor:
+    """Indices are shifted to the experts of this rank; those outside add nothing."""
+    hidden, index, *others = operands
+    start, _ = local_range(use.shapes[3][0], use.tensor.size, use.tensor.coordinate)
+    return _tensor(plain_call(use.node, (hidden, index - start, *others), use.device))
 
 
 def _cross_entropy_tokens(use: LocalUse, operands: tuple[Tensor, ...], denominator: Tensor | None) -> Tensor:

@@ -33,7 +33,7 @@ def _splits_of_experts(use: Use) -> tuple[Strategy, ...]:
     experts: tuple[Placement, ...] = (Shard(0), Shard(0))
     found = []
     blocks = first.shape[1] // second.shape[2]
-    if can_split(second.shape[2], use.degree, blocks):
+    if can_split(first.shape[1], use.degree, blocks):
         columns = (Shard(1, blocks), Shard(2))
         found.append(Strategy(inputs=(*tokens, *columns), outputs=(PARTIAL,)))
     if can_split(second.shape[0], use.degree):

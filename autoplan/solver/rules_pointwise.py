@@ -66,11 +66,6 @@ def _masked_fill(use: Use) -> Einsum:
     return elementwise(use, (frozenset({0}),) if use.arg(2, "value") == 0 else ())
 
 
-def _overwrite(use: Use) -> Einsum:
-    """``copy(x, source)``: x with its values exchanged for those of ``source``."""
-    return elementwise(use, (frozenset({1}),) if use.inputs[1].is_float and use.outputs[0].is_float else ())
-
-
 def _shape_of(use: Use) -> Einsum:
     """``zeros_like``: the values of the operand are not read, its shape is."""
     return elementwise(use)
@@ -138,7 +133,6 @@ POINTWISE: dict[str, Rule] = {
     "aten.type_as.default": _type_as,
     "aten.where.self": _where,
     "aten.masked_fill.Scalar": _masked_fill,
-    "aten.copy.default": _overwrite,
 }
 
 FACTORIES: dict[str, Rule] = {

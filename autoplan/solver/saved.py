@@ -35,7 +35,7 @@ _BY_OP: tuple[tuple[Saved, str], ...] = (
         split_with_sizes.default chunk.default unbind.int cat.default stack.default pad.default
         constant_pad_nd.default flip.default roll.default diff.default tril.default triu.default repeat.default
         repeat_interleave.self_int one_hot.default sum.dim_IntList sum.default mean.dim mean.default cumsum.default
-        any.dim all.dim any.default all.default copy.default slice_scatter.default"""),
+        any.dim all.dim any.default all.default slice_scatter.default"""),
     (Saved(operands=(0,)), """abs.default pow.Tensor_Scalar square.default log.default log1p.default log2.default
         sin.default cos.default logit.default erf.default silu.default gelu.default leaky_relu.default elu.default
         selu.default celu.default softplus.default hardswish.default hardsigmoid.default hardtanh.default

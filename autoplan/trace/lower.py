@@ -73,6 +73,8 @@ def _lower_call(state: Lowered, node: fx.Node) -> None:
         state.env[node] = convert(state, node.args[0])
     elif name == "aten.broadcast_tensors.default":
         state.env[node] = _broadcast(state, node)
+    elif name == "aten.copy.default":
+        state.env[node] = _copy(state, node)
     elif name == "aten.native_dropout.default" and not _mask_is_used(node):
         state.env[node] = (_emit(state, node, "aten.dropout.default", node.meta["val"][0]), None)
     else:
@@ -91,6 +93,19 @@ def _broadcast(state: Lowered, node: fx.Node) -> Arg:
         else:
             found.append(_emit(state, node, "aten.expand.default", result, (tensor, list(result.shape))))
     return tuple(found)
+
+
+def _copy(state: Lowered, node: fx.Node) -> Arg:
+    """``copy(x, source)``, which has no gradient in torch, as ``source`` in the shape and dtype of x."""
+    source, result = node.args[1], node.meta["val"]
+    assert isinstance(source, fx.Node)
+    value, before = convert(state, source), source.meta["val"]
+    if before.shape != result.shape:
+        wide = before.expand(result.shape)
+        value = _emit(state, node, "aten.expand.default", wide, (source, list(result.shape)))
+    if before.dtype is result.dtype:
+        return value
+    return _emit(state, node, "aten.to.dtype", result, (value, result.dtype))
 
 
 def _inline(state: Lowered, node: fx.Node) -> Arg:
@@ -190,6 +205,8 @@ def convert(state: Lowered, arg: object) -> Arg:
             if arg not in state.env:
                 raise TraceError(f"{arg.name} is used as a value, but it is not one: {arg.format_node()}")
             return state.env[arg]
+        case Ref():
+            return arg
         case None | bool() | int() | float() | str():
             return arg
         case tuple() | list():

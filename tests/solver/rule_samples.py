@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+import autoplan.trace.experts_op  # noqa: F401, registers the op
 from autoplan.ir import Arg, Ref, Token
 
 X, Y, Z, M, INDEX = Ref("x"), Ref("y"), Ref("z"), Ref("m"), Ref("i")
@@ -32,6 +33,13 @@ def floats(*shape: int, seed: int = 0) -> Tensor:
 
 def integers(high: int, *shape: int, seed: int = 1) -> Tensor:
     return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def columns(high: int, rows: int, count: int) -> Tensor:
+    """Per row so many different numbers below ``high``."""
+    return torch.stack([torch.randperm(high, generator=torch.Generator().manual_seed(row)) for row in range(rows)])[
+        :, :count
+    ]
 
 
 def booleans(*shape: int) -> Tensor:
@@ -282,10 +290,42 @@ def shapes() -> list[Sample]:
         sample("gather.default", X, 0, INDEX, x=floats(4, 6), i=integers(4, 5, 3)),
         sample("one_hot.default", INDEX, 7, i=integers(7, 4, 5)),
         sample("one_hot.default", INDEX, i=integers(7, 4, 5)),
+        sample("scatter.value", X, 1, INDEX, 0, x=floats(4, 6), i=integers(6, 4, 2)),
+        sample("scatter.value", X, 0, INDEX, 1.5, x=floats(4, 6), i=integers(4, 1, 6)),
+        sample("scatter.value", X, 1, INDEX, 1.5, x=floats(4, 5, 6), i=integers(5, 4, 2, 3)),
+        sample("scatter.src", X, 1, INDEX, Y, x=floats(4, 6), y=floats(4, 3), i=columns(6, 4, 3)),
+        sample("scatter.src", X, 1, INDEX, Y, x=floats(4, 6), y=floats(3, 2), i=columns(6, 3, 2)),
+        sample("slice_scatter.default", X, Y, 1, 1, 4, x=x, y=floats(4, 3, 6)),
+        sample("slice_scatter.default", X, Y, -1, 0, 6, 2, x=x, y=floats(4, 5, 3)),
+    ]
+
+
+def experts() -> list[Sample]:
+    """Tokens 6 and 5, experts 4 and 5, intermediate 6; in one sample a slot has no expert."""
+    a, b, w = Ref("a"), Ref("b"), Ref("w")
+
+    def one(act: str, *, tokens: int, count: int, first: int) -> Sample:
+        index = torch.stack([torch.randperm(count, generator=torch.Generator().manual_seed(t)) for t in range(tokens)])
+        return Sample(
+            op="autoplan.experts.default",
+            args=(X, INDEX, w, a, b, act, count),
+            tensors={
+                "x": floats(tokens, 4), "i": index[:, :3], "w": floats(tokens, 3, seed=2),
+                "a": floats(count, first, 4) - 0.5, "b": floats(count, 4, 6) - 0.5,
+            },
+        )  # fmt: skip
+
+    lost = one("silu", tokens=6, count=4, first=12)
+    lost.tensors["i"][2, 1] = 4
+    return [
+        one("silu", tokens=6, count=4, first=12),
+        one("gelu", tokens=5, count=5, first=12),
+        one("relu2", tokens=6, count=5, first=6),
+        lost,
     ]
 
 
 # what an empty tensor holds is not defined, so only its shape could be compared; same rules as zeros
 UNPROVABLE = ("aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default")
 
-SAMPLES = (*pointwise(), *factories(), *matmuls(), *reductions(), *shapes())
+SAMPLES = (*pointwise(), *factories(), *matmuls(), *reductions(), *shapes(), *experts())
