@@ -1,32 +1,43 @@
 """The plan in words: stable plain text of at most 120 columns, for people and golden tests."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from autoplan.plan.plan import Plan, Stage
-from autoplan.plan.rows import layer_groups, stage_ranks, tied_across_stages, weight_groups
+from autoplan.plan.plan import Plan
+from autoplan.plan.rows import (
+    ChoiceFacts,
+    by_place,
+    choice_facts,
+    chunk_of,
+    layer_groups,
+    place_memory,
+    place_ranks,
+    weight_groups,
+)
+from autoplan.plan.summary import not_yet_words, proof_pairs, summary_pairs
 from autoplan.plan.words import (
     WIDTH,
     bytes_text,
-    count_text,
     data_words,
     ranges_text,
+    ranks_text,
     rate_text,
     share_text,
     table,
     tensor_words,
     time_text,
 )
-from autoplan.sharding import Shard
 
 _STAGES_ABREAST = 6
 """Columns of the memory table before it starts anew below."""
 
 
 def plan_text(plan: Plan) -> str:
-    """Mesh, stages, weights, predicted time and memory, what lost, and all assumptions."""
+    """Mesh, proof, stages, weights, predicted time and memory, what lost, and all assumptions."""
     sections = (
         _summary(plan),
+        ["Proof", *pairs_lines(proof_pairs(plan))],
+        _choices(plan),
         _stages(plan),
         _weights(plan),
         _step(plan),
@@ -38,7 +49,7 @@ def plan_text(plan: Plan) -> str:
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 
-def _pairs(pairs: Sequence[tuple[str, str]]) -> list[str]:
+def pairs_lines(pairs: Sequence[tuple[str, str]]) -> list[str]:
     """Name and text in two columns, the text wrapped."""
     width = max(len(name) for name, _ in pairs) + 2
     lines = []
@@ -50,99 +61,86 @@ def _pairs(pairs: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _summary(plan: Plan) -> list[str]:
-    pp, dp, tp = plan.mesh.sizes
-    total = plan.step.total
-    rate = f", {rate_text(plan.batch_size / total * 1e6)} samples/s" if total else ""
-    headline = f"Plan for {plan.model} on {plan.cluster}"
-    return [*textwrap.wrap(headline, WIDTH), *_pairs([
-        ("step", f"{time_text(total)} predicted{rate}"),
-        ("mesh", f"pp {pp} x dp {dp} x tp {tp} = {count_text(plan.mesh.num_devices, 'device')}"),
-        ("pipeline", pipeline_words(plan)),
-        ("data", data_axis_words(plan)),
-        ("tensor", tensor_axis_words(plan)),
-        ("batch", f"{plan.batch_size} samples = dp {dp} x {count_text(plan.num_microbatches, 'microbatch')} of "
-                  f"{plan.batch_size // plan.parts}"),
-        ("tied", _tied_words(plan)),
-    ])]  # fmt: skip
+    headline = textwrap.wrap(f"Plan for {plan.model} on {plan.cluster}", WIDTH)
+    not_yet = textwrap.wrap(not_yet_words(plan), WIDTH, initial_indent="  ", subsequent_indent="  ")
+    return [*headline, *pairs_lines(summary_pairs(plan)), *not_yet]
 
 
-def pipeline_words(plan: Plan) -> str:
-    """What happens along pp."""
-    pp = plan.mesh.size("pp")
-    if pp == 1:
-        return "one stage" + (", gradients accumulated over the microbatches" if plan.num_microbatches > 1 else "")
-    return f"{pp} stages, schedule 1F1B (a backward pass follows each forward pass once the pipeline is full)"
+def _choices(plan: Plan) -> list[str]:
+    """The good plans beside the chosen one; nothing when there are none."""
+    found = choice_facts(plan)
+    if len(found) < 2:
+        return []
+    unit = "tokens/s" if plan.tokens else "samples/s"
+    header = ("rank", "plan", "step", unit, "MFU", "memory", "bubble", "comm.", "front")
+    lines = table(header, [_choice(facts) for facts in found], align="><>>>>>><", wrap=(1,))
+    note = "  1 is this plan; comm.: exposed communication; *: no other plan that was solved is both faster and smaller"
+    return ["Good plans", *lines, note]
 
 
-def data_axis_words(plan: Plan) -> str:
-    """What happens along dp."""
-    dp = plan.mesh.size("dp")
-    if dp == 1:
-        return "one replica"
-    if plan.data == "shard":
-        return f"parameters, gradients and optimizer states are split over {dp} replicas (FSDP2)"
-    return f"{dp} whole replicas, gradients summed once a step"
-
-
-def tensor_axis_words(plan: Plan) -> str:
-    """What happens along tp."""
-    tp = plan.mesh.size("tp")
-    if tp == 1:
-        return "no split"
-    crossing = {placement for stage in plan.stages for name in stage.layouts for placement in plan.layout(name).inputs}
-    sequence = ", activations between layers along dim 1 (sequence)" if Shard(1) in crossing else ""
-    strategies = [op.tensor for layout in plan.layouts for op in layout.ops]
-    if not any(isinstance(p, Shard) for s in strategies for p in (*s.inputs, *s.outputs)):
-        return f"nothing is split at this size: {count_text(tp, 'device')} do the same work"
-    return f"each layer is split over {count_text(tp, 'device')}{sequence}"
-
-
-def _tied_words(plan: Plan) -> str:
-    tied = tied_across_stages(plan)
-    if not tied:
-        return "no parameter lives on more than one stage"
-    return f"{', '.join(tied)}: a copy on each stage that uses it, gradients summed once a step"
+def _choice(facts: ChoiceFacts) -> tuple[str, ...]:
+    rate = facts.tokens_per_s or facts.samples_per_s
+    return (
+        str(facts.rank),
+        facts.label,
+        time_text(facts.step_us),
+        rate_text(rate) if rate else "-",
+        share_text(facts.mfu) if facts.mfu else "-",
+        bytes_text(facts.peak_bytes),
+        share_text(facts.bubble_share),
+        share_text(facts.communication_share),
+        "*" if facts.on_front else "",
+    )
 
 
 def _stages(plan: Plan) -> list[str]:
-    rows = []
-    for index, stage in enumerate(plan.stages):
-        for position, group in enumerate(layer_groups(plan, stage)):
-            facts = _stage_facts(plan, index, stage) if position == 0 else ("",) * 6
-            rows.append((*facts[:2], group.label, group.recompute, group.layout, *facts[2:]))
-    header = ("stage", "ranks", "layers", "recompute", "layout", "forward", "backward", "memory", "of limit")
+    """One row per group of layers; with several chunks the stages of a place stand below each other."""
+    rows = [row for index in by_place(plan) for row in _stage_rows(plan, index)]
+    several = ("place", "chunk") if plan.chunks > 1 else ()
+    header = (*several, "stage", "ranks", "layers", "recompute", "layout", "forward", "backward", "memory", "of limit")
     note = "  forward and backward: one microbatch, communication included"
-    return ["Stages", *table(header, rows, align=">><<<>>>>", wrap=2), note]
+    before = len(several) + 2
+    return ["Stages", *table(header, rows, align=">" * before + "<<<>>>>", wrap=(before - 1, before, before + 2)), note]
 
 
-def _stage_facts(plan: Plan, index: int, stage: Stage) -> tuple[str, ...]:
-    first, last = stage_ranks(plan, index)
-    used = stage.memory.total
-    return (
-        str(index),
-        ranges_text(range(first, last + 1)),
-        time_text(stage.forward_us),
-        time_text(stage.backward_us),
-        bytes_text(used),
-        share_text(used / plan.cluster.memory_bytes),
-    )
+def _stage_rows(plan: Plan, index: int) -> Iterator[tuple[str, ...]]:
+    """A stage's facts stand on its first row, those of its place on the first row of the place."""
+    stage, chunk = plan.stages[index], chunk_of(plan, index)
+    for position, group in enumerate(layer_groups(plan, stage)):
+        place, ranks, *memory = _place_facts(plan, stage.rank) if position == chunk == 0 else ("",) * 4
+        several = (place, str(chunk) if position == 0 else "") if plan.chunks > 1 else ()
+        facts = (str(index), time_text(stage.forward_us), time_text(stage.backward_us))
+        name, *times = facts if position == 0 else ("",) * 3
+        yield (*several, name, ranks, group.label, group.recompute, group.layout, *times, *memory)
+
+
+def _place_facts(plan: Plan, place: int) -> tuple[str, ...]:
+    used = place_memory(plan)[place].total
+    return (str(place), ranks_text(place_ranks(plan, place)), bytes_text(used), share_text(used / _limit(plan)))
+
+
+def _limit(plan: Plan) -> int:
+    return plan.cluster.memory_bytes
 
 
 def _weights(plan: Plan) -> list[str]:
     if not plan.params:
         return []
+    tp, experts, shards = plan.mesh.size("tp"), plan.expert > 1, plan.shards
     rows = [
         (
             group.label,
             str(group.count),
             ranges_text(group.stages),
-            tensor_words(group.tensor) if plan.mesh.size("tp") > 1 else "-",
-            data_words(group.data) if plan.mesh.size("dp") > 1 else "-",
+            tensor_words(group.tensor) if tp > 1 else "-",
+            *((data_words(group.expert),) if experts else ()),
+            data_words(group.data) if plan.data_ranks > 1 else "-",
         )
         for group in weight_groups(plan)
     ]
-    header = ("weight", "count", "stage", f"over tp {plan.mesh.size('tp')}", f"over dp {plan.mesh.size('dp')}")
-    return ["Weights", *table(header, rows, align="<>><<")]
+    over_data = f"over dp {plan.data_ranks}" if shards in (1, plan.data_ranks) else f"over {shards} data ranks"
+    header = ("weight", "count", "stage", f"over tp {tp}", *((f"over ep {plan.expert}",) if experts else ()), over_data)
+    return ["Weights", *table(header, rows, align="<>><<<" if experts else "<>><<", wrap=range(6 if experts else 5))]
 
 
 def _step(plan: Plan) -> list[str]:
@@ -153,24 +151,26 @@ def _step(plan: Plan) -> list[str]:
 
 
 def _memory(plan: Plan) -> list[str]:
-    lines = ["Predicted peak memory of a device, by stage"]
-    for start in range(0, len(plan.stages), _STAGES_ABREAST):
-        lines += _memory_table(plan, range(start, min(start + _STAGES_ABREAST, len(plan.stages))))
+    by = "place on the pp axis, all its chunks together" if plan.chunks > 1 else "stage"
+    lines, places = [f"Predicted peak memory of a device, by {by}"], place_memory(plan)
+    for start in range(0, len(places), _STAGES_ABREAST):
+        lines += _memory_table(plan, range(start, min(start + _STAGES_ABREAST, len(places))))
     return lines
 
 
 def _memory_table(plan: Plan, part: range) -> list[str]:
-    amounts = [dict(plan.stages[index].memory) for index in part]
+    memory = [place_memory(plan)[place] for place in part]
+    amounts = [dict(found) for found in memory]
     causes = dict.fromkeys(cause for amount in amounts for cause in amount)
     rows = [[cause, *(bytes_text(amount.get(cause, 0)) for amount in amounts)] for cause in causes]
-    limit = plan.cluster.memory_bytes
-    totals = [plan.stages[index].memory.total for index in part]
+    limit, totals = _limit(plan), [found.total for found in memory]
     rows.append(["total", *map(bytes_text, totals)])
     rows.append(["limit", *(bytes_text(limit) for _ in part)])
     rows.append(
         ["free", *(bytes_text(limit - t) if t <= limit else f"over by {bytes_text(t - limit)}" for t in totals)]
     )
-    return table(["cause", *(f"stage {index}" for index in part)], rows, align="<" + ">" * len(part))
+    name = "place" if plan.chunks > 1 else "stage"
+    return table(["cause", *(f"{name} {index}" for index in part)], rows, align="<" + ">" * len(part))
 
 
 def _collectives(plan: Plan) -> list[str]:
@@ -184,7 +184,7 @@ def _collectives(plan: Plan) -> list[str]:
         return []
     rows = [(*row, ranges_text(stages)) for row, stages in stages_of.items()]
     header = ("axis", "collective", "count", "bytes", "on stage")
-    return ["What one rank sends and receives in a step", *table(header, rows, align="<<>><", wrap=4)]
+    return ["What one rank sends and receives in a step", *table(header, rows, align="<<>><", wrap=(4,))]
 
 
 def _runners_up(plan: Plan) -> list[str]:
@@ -207,4 +207,4 @@ def _assumptions(plan: Plan) -> list[str]:
         ("graph", plan.graph_digest),
         ("autoplan", plan.version),
     )
-    return ["Assumptions", *_pairs([*plan.assumptions, *facts])]
+    return ["Assumptions", *pairs_lines([*plan.assumptions, *facts])]

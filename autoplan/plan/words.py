@@ -1,7 +1,9 @@
 """Numbers and placements as words, and tables of them; GiB is 2**30."""
 
+import math
 import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import assert_never
 
 from autoplan.sharding import Partial, Placement, Replicate, Shard
@@ -45,9 +47,21 @@ def share_text(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
+def gap_text(gap: float) -> str:
+    """A share that something is at most, rounded up so that it stays true: ``0.42%``, ``13%``."""
+    percent = 100 * gap
+    if percent > 9.99:
+        return f"{math.ceil(round(percent, 6))}%"
+    return f"{math.ceil(round(100 * percent, 6)) / 100:.2f}%"
+
+
 def count_text(count: int, noun: str) -> str:
-    """``1 device``, ``8 devices``."""
-    return f"{count} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
+    """``1 device``, ``8 devices``, ``2 copies``."""
+    if count == 1:
+        return f"{count} {noun}"
+    if noun.endswith("y"):
+        return f"{count} {noun[:-1]}ies"
+    return f"{count} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def ranges_text(numbers: Sequence[int]) -> str:
@@ -59,6 +73,15 @@ def ranges_text(numbers: Sequence[int]) -> str:
         else:
             runs.append([number, number])
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+_MOST_RUNS = 3
+
+
+def ranks_text(runs: Sequence[range]) -> str:
+    """Runs of ranks; many of them by their first two and the last: ``0-7, 32-39, ..., 480-487``."""
+    parts = [ranges_text(run) for run in runs]
+    return ", ".join(parts if len(parts) <= _MOST_RUNS else [*parts[:2], "...", parts[-1]])
 
 
 def tensor_words(placement: Placement) -> str:
@@ -83,18 +106,28 @@ def data_words(placement: Placement) -> str:
     return "whole" if isinstance(placement, Replicate) else tensor_words(placement)
 
 
+_NARROWEST = 12
+
+
 def table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, align: str, wrap: int = 0, indent: int = 2
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, align: str, wrap: Sequence[int] = (0,), indent: int = 2
 ) -> list[str]:
-    """Lines of a table within ``WIDTH`` columns: ``align`` is ``<`` or ``>`` per column, column ``wrap`` may fold."""
+    """Lines of a table within ``WIDTH`` columns: ``align`` is ``<`` or ``>`` per column, columns ``wrap`` may fold."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    rest = indent + sum(widths) - widths[wrap] + 2 * (len(widths) - 1)
-    widths[wrap] = min(widths[wrap], max(16, WIDTH - rest))
+    _narrow(widths, wrap, WIDTH - indent - 2 * (len(widths) - 1))
     lines = []
     for row in [header, ["-" * width for width in widths], *rows]:
-        parts = textwrap.wrap(row[wrap], widths[wrap]) or [""]
-        for i, part in enumerate(parts):
-            cells = [part if j == wrap else cell if i == 0 else "" for j, cell in enumerate(row)]
-            padded = [f"{cell:{side}{width}}" for cell, side, width in zip(cells, align, widths, strict=True)]
+        columns = [textwrap.wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for parts in zip_longest(*columns, fillvalue="") if any(columns) else [("",) * len(row)]:
+            padded = [f"{part:{side}{width}}" for part, side, width in zip(parts, align, widths, strict=True)]
             lines.append((" " * indent + "  ".join(padded)).rstrip())
     return lines
+
+
+def _narrow(widths: list[int], wrap: Sequence[int], room: int) -> None:
+    """Take what is too much from the widest of the columns that may fold."""
+    while sum(widths) > room:
+        widest = max(wrap, key=lambda i: widths[i])
+        if widths[widest] <= _NARROWEST:
+            return
+        widths[widest] -= 1
