@@ -94,6 +94,12 @@ def data_axis_words(plan: Plan) -> str:
             return f"parameters, gradients and optimizer states are split {over}{copies} ({name})"
 
 
+def over_data_words(plan: Plan) -> str:
+    """Head of the column that tells how data ranks hold a weight."""
+    whole = plan.shards in (1, plan.data_ranks)
+    return f"over dp {plan.data_ranks}" if whole else f"over {plan.shards} of {plan.data_ranks} data ranks"
+
+
 def context_axis_words(plan: Plan) -> str:
     """What happens along cp."""
     return f"the sequence of every sample is split over {plan.mesh.size('cp')} devices, which share parameters"

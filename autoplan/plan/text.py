@@ -14,7 +14,7 @@ from autoplan.plan.rows import (
     place_ranks,
     weight_groups,
 )
-from autoplan.plan.summary import not_yet_words, proof_pairs, summary_pairs
+from autoplan.plan.summary import not_yet_words, over_data_words, proof_pairs, summary_pairs
 from autoplan.plan.words import (
     WIDTH,
     bytes_text,
@@ -126,7 +126,7 @@ def _limit(plan: Plan) -> int:
 def _weights(plan: Plan) -> list[str]:
     if not plan.params:
         return []
-    tp, experts, shards = plan.mesh.size("tp"), plan.expert > 1, plan.shards
+    tp, experts = plan.mesh.size("tp"), plan.expert > 1
     rows = [
         (
             group.label,
@@ -138,8 +138,8 @@ def _weights(plan: Plan) -> list[str]:
         )
         for group in weight_groups(plan)
     ]
-    over_data = f"over dp {plan.data_ranks}" if shards in (1, plan.data_ranks) else f"over {shards} data ranks"
-    header = ("weight", "count", "stage", f"over tp {tp}", *((f"over ep {plan.expert}",) if experts else ()), over_data)
+    over_expert = (f"over ep {plan.expert}",) if experts else ()
+    header = ("weight", "count", "stage", f"over tp {tp}", *over_expert, over_data_words(plan))
     return ["Weights", *table(header, rows, align="<>><<<" if experts else "<>><<", wrap=range(6 if experts else 5))]
 
 

@@ -4,9 +4,10 @@ from collections.abc import Container, Iterable, Sequence
 from html import escape
 
 from autoplan.plan.plan import Plan
-from autoplan.plan.text import data_axis_words, pipeline_words, tensor_axis_words
-from autoplan.plan.words import bytes_text, count_text, ranges_text, rate_text, share_text, time_text
-from autoplan.report.report import Report, RunnerUpRow, StageRow, make_report
+from autoplan.plan.rows import ChoiceFacts
+from autoplan.plan.summary import mesh_words, not_yet_words, over_data_words, proof_pairs, speed_words, summary_pairs
+from autoplan.plan.words import bytes_text, count_text, ranges_text, ranks_text, rate_text, share_text, time_text
+from autoplan.report.report import PlaceRow, Report, RunnerUpRow, make_report
 from autoplan.report.svg import legend, memory_svg, step_svg, timeline_svg
 from autoplan.report.timeline import shown_windows, simulate
 
@@ -23,7 +24,7 @@ _STYLE = """
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 60px; }
 h1 { font-size: 1.55rem; margin: 0 0 2px; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin: 0 0 12px; }
-p { margin: 6px 0; } .soft { color: var(--soft); }
+p { margin: 6px 0; } .warning { color: var(--limit); } .soft { color: var(--soft); }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px;
   margin-top: 18px; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 12px; margin: 18px 0 0; }
@@ -60,6 +61,8 @@ def report_html(plan: Plan) -> str:
     report = make_report(plan)
     body = [
         _head(plan, report),
+        _section("Proof", _table(("", ""), proof_pairs(plan))),
+        *_choices(report),
         _timeline(plan, report),
         _section("Time of a step", _wide(step_svg(report)), legend([s.cause for s in report.step]), _shares(report)),
         _memory(report),
@@ -106,23 +109,50 @@ def _table(
 
 
 def _head(plan: Plan, report: Report) -> str:
-    mesh = " x ".join(f"{axis} {size}" for axis, size in report.mesh)
-    fullest = max(report.stages, key=lambda row: row.memory_bytes)
-    rate = f"{rate_text(report.samples_per_s)} samples/s" if report.samples_per_s else "-"
+    fullest = max(report.places, key=lambda row: row.memory_bytes)
     microbatches = count_text(report.num_microbatches, "microbatch")
     facts = {
         "predicted step": time_text(report.step_us),
-        "throughput": rate,
-        "mesh": mesh,
+        "throughput": ", ".join(speed_words(plan)) or "-",
+        "mesh": mesh_words(plan),
         "batch": f"{report.batch_size} in {microbatches} of {report.microbatch_size}",
         "fullest device": f"{bytes_text(fullest.memory_bytes)} of {bytes_text(fullest.limit_bytes)}",
     }
     cards = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in facts.items())
-    axes = (("Pipeline", pipeline_words(plan)), ("Data", data_axis_words(plan)), ("Tensor", tensor_axis_words(plan)))
-    words = "".join(f"<p><b>{name}:</b> {escape(text)}.</p>" for name, text in axes)
+    choices = [(name, text) for name, text in summary_pairs(plan) if name not in ("step", "mesh", "batch")]
+    words = "".join(f"<p><b>{escape(name.capitalize())}:</b> {escape(text)}.</p>" for name, text in choices)
+    not_yet = not_yet_words(plan)
+    warning = f'<p class="warning">{escape(not_yet)}</p>' if not_yet else ""
     return (
         f'<header><h1>{escape(report.model)}</h1><p class="soft">planned for {escape(report.cluster)} '
-        f'by autoplan {escape(report.version)}</p><dl class="facts">{cards}</dl></header><section>{words}</section>'
+        f'by autoplan {escape(report.version)}</p><dl class="facts">{cards}</dl></header>'
+        f"<section>{words}{warning}</section>"
+    )
+
+
+def _choices(report: Report) -> list[str]:
+    """The good plans beside the chosen one; nothing when there are none."""
+    if len(report.choices) < 2:
+        return []
+    unit = "tokens/s" if report.tokens_per_s else "samples/s"
+    header = ("rank", "plan", "step", unit, "MFU", "peak memory", "bubble", "communication", "front")
+    note = "Rank 1 is this plan. front: no other plan that was solved is both faster and smaller."
+    rows = _table(header, [_choice(facts) for facts in report.choices], numbers=(0, 2, 3, 4, 5, 6, 7))
+    return [_section("Good plans", f'<p class="soft">{note}</p>', rows)]
+
+
+def _choice(facts: ChoiceFacts) -> tuple[str, ...]:
+    rate = facts.tokens_per_s or facts.samples_per_s
+    return (
+        str(facts.rank),
+        facts.label,
+        time_text(facts.step_us),
+        rate_text(rate) if rate else "-",
+        share_text(facts.mfu) if facts.mfu else "-",
+        bytes_text(facts.peak_bytes),
+        share_text(facts.bubble_share),
+        share_text(facts.communication_share),
+        "yes" if facts.on_front else "",
     )
 
 
@@ -141,44 +171,53 @@ def _shares(report: Report) -> str:
 
 
 def _memory(report: Report) -> str:
-    causes = list(dict.fromkeys(part.cause for row in report.stages for part in row.memory))
-    header = ("stage", *causes, "total", "limit", "free")
-    rows = [_memory_row(row, causes) for row in report.stages]
+    causes = list(dict.fromkeys(part.cause for row in report.places for part in row.memory))
+    header = ("place" if report.chunks > 1 else "stage", *causes, "total", "limit", "free")
+    rows = [_memory_row(row, causes) for row in report.places]
     picture = _wide(memory_svg(report))
     return _section(
         "Peak memory of a device", picture, legend(causes), _table(header, rows, numbers=range(1, len(header)))
     )
 
 
-def _memory_row(row: StageRow, causes: list[str]) -> tuple[str, ...]:
+def _memory_row(row: PlaceRow, causes: list[str]) -> tuple[str, ...]:
     amounts = {part.cause: part.amount for part in row.memory}
     free = bytes_text(row.free_bytes) if row.free_bytes >= 0 else f"over by {bytes_text(-row.free_bytes)}"
     totals = (bytes_text(row.memory_bytes), bytes_text(row.limit_bytes), free)
-    return (str(row.stage), *(bytes_text(amounts.get(cause, 0)) for cause in causes), *totals)
+    return (str(row.place), *(bytes_text(amounts.get(cause, 0)) for cause in causes), *totals)
 
 
 def _stages(report: Report) -> str:
-    rows = []
+    """One row per group of layers; a stage's facts stand on its first row, those of its place on the place's."""
+    rows, several = [], report.chunks > 1
     for row in report.stages:
-        ranks = ranges_text(range(row.first_rank, row.last_rank + 1))
-        times = (time_text(row.forward_us), time_text(row.backward_us), time_text(row.idle_us))
+        place = report.places[row.place]
+        ranks = ranks_text([range(first, last + 1) for first, last in place.ranks])
         for i, layer in enumerate(row.layers):
-            first = i == 0
-            left = (str(row.stage), ranks) if first else ("", "")
-            rows.append((*left, layer.layers, layer.recompute, layer.layout, *(times if first else ("",) * 3)))
+            first, top = i == 0, i == row.chunk == 0
+            left = ((str(row.place) if top else "", str(row.chunk) if first else "")) if several else ()
+            times = (time_text(row.forward_us), time_text(row.backward_us)) if first else ("",) * 2
+            what = (layer.layers, layer.recompute, layer.layout)
+            idle = time_text(place.idle_us) if top else ""
+            rows.append((*left, str(row.stage) if first else "", ranks if top else "", *what, *times, idle))
     header = ("stage", "ranks", "layers", "recompute", "layout", "forward", "backward", "idle in a step")
-    return _table(header, rows, numbers=(5, 6, 7), code=(4,))
+    more = ("place", "chunk") if several else ()
+    return _table((*more, *header), rows, numbers=range(5 + len(more), 8 + len(more)), code=(4 + len(more),))
 
 
 def _weights(plan: Plan, report: Report) -> str:
-    tp, dp = plan.mesh.size("tp"), plan.mesh.size("dp")
-    header = ("weight", "count", "stages", f"over tp {tp}", f"over dp {dp}")
-    rows = [(w.pattern, str(w.count), ranges_text(w.stages), w.tensor, w.data) for w in report.weights]
+    experts = plan.expert > 1
+    over_expert = (f"over ep {plan.expert}",) if experts else ()
+    header = ("weight", "count", "stages", f"over tp {plan.mesh.size('tp')}", *over_expert, over_data_words(plan))
+    rows = [
+        (w.pattern, str(w.count), ranges_text(w.stages), w.tensor, *((w.expert,) if experts else ()), w.data)
+        for w in report.weights
+    ]
     legend_words = (
         "Shard(d): split along dim d; blocks=n: within each of n equal blocks of it. Replicate: whole on each device; "
         "partial_grad: its gradient is summed over the axis once a step."
     )
-    return f'<p class="soft">{legend_words}</p>' + _table(header, rows, numbers=(1,), code=(0, 3, 4))
+    return f'<p class="soft">{legend_words}</p>' + _table(header, rows, numbers=(1,), code=(0, 3, 4, 5))
 
 
 def _collectives(report: Report) -> str:

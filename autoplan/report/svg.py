@@ -107,14 +107,15 @@ def _timeline_words(timeline: Timeline) -> str:
 
 
 def memory_svg(report: Report) -> str:
-    """One bar a stage, stacked by cause, and the limit of a device as a line."""
-    limit = report.stages[0].limit_bytes
-    most = max(limit, *(row.memory_bytes for row in report.stages)) * 1.04
+    """One bar a place on the pp axis, stacked by cause, and the limit of a device as a line."""
+    limit = report.places[0].limit_bytes
+    most = max(limit, *(row.memory_bytes for row in report.places)) * 1.04
     scale = (_WIDTH - _LEFT - 90) / most
-    causes = list(dict.fromkeys(part.cause for row in report.stages for part in row.memory))
-    height = _ROW * len(report.stages) + 28
-    parts = [_labels([f"stage {row.stage}" for row in report.stages])]
-    for index, row in enumerate(report.stages):
+    causes = list(dict.fromkeys(part.cause for row in report.places for part in row.memory))
+    height = _ROW * len(report.places) + 28
+    name = "place" if report.chunks > 1 else "stage"
+    parts = [_labels([f"{name} {row.place}" for row in report.places])]
+    for index, row in enumerate(report.places):
         y = index * _ROW + 4
         parts.extend(_stack(row.memory, causes, y, scale, bytes_text))
         used = bytes_text(row.memory_bytes)
@@ -122,8 +123,9 @@ def memory_svg(report: Report) -> str:
     x, bottom = _LEFT + limit * scale, height - 24
     parts.append(f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{bottom:.1f}"/>')
     text = f'<text class="axis" text-anchor="end" x="{x:.1f}" y="{height - 8:.1f}">limit {bytes_text(limit)}</text>'
-    words = ". ".join(f"Stage {r.stage}: {bytes_text(r.memory_bytes)} of {bytes_text(limit)}" for r in report.stages)
-    return _svg("memory", height, "Peak memory of a device, by stage and cause", words, [*parts, text])
+    used_of = [f"{r.place}: {bytes_text(r.memory_bytes)} of {bytes_text(limit)}" for r in report.places]
+    words = ". ".join(f"{name.capitalize()} {used}" for used in used_of)
+    return _svg("memory", height, f"Peak memory of a device, by {name} and cause", words, [*parts, text])
 
 
 def step_svg(report: Report) -> str:

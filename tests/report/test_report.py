@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 from plan.sample import memory, one_device_plan, sample_plan
+from plan.wide_sample import wide_plan
 
 from autoplan.cluster import Cluster, Mesh
 from autoplan.plan.plan import Amounts, Plan, Stage
@@ -22,6 +23,7 @@ def pipeline(times: list[tuple[float, float]], num_microbatches: int) -> Plan:
     plan, count = sample_plan(), len(times)
     stages = tuple(
         Stage(
+            rank=i,
             start=i,
             end=i + 1,
             layouts=("embed",),
@@ -35,7 +37,9 @@ def pipeline(times: list[tuple[float, float]], num_microbatches: int) -> Plan:
     return dataclasses.replace(
         plan,
         cluster=Cluster(num_nodes=1, devices_per_node=count, device="cpu", memory_bytes=2**34),
-        mesh=Mesh(axes=("pp", "dp", "tp"), sizes=(count, 1, 1)),
+        mesh=Mesh(axes=("pp", "dp", "cp", "tp"), sizes=(count, 1, 1, 1)),
+        data="replicate",
+        shards=1,
         num_microbatches=num_microbatches,
         batch_size=num_microbatches,
         segment_kinds=(0,) * count,
@@ -98,7 +102,7 @@ def test_numbers_add_up():
     report = make_report(sample_plan())
     assert sum(s.amount for s in report.step) == pytest.approx(report.step_us)
     assert sum(s.share for s in report.step) == pytest.approx(1)
-    for row in report.stages:
+    for row in report.places:
         assert sum(s.amount for s in row.memory) == row.memory_bytes == row.limit_bytes - row.free_bytes
     assert sum(w.count for w in report.weights) == len(sample_plan().params)
     assert report.runners_up[0].slower_us == pytest.approx(20480 - 19179)
@@ -108,8 +112,44 @@ def test_numbers_add_up():
 def test_json_report_reads_back():
     data = json.loads(report_json(make_report(sample_plan())))
     assert data["step_us"] == 19179.0
-    assert [(s["first_rank"], s["last_rank"]) for s in data["stages"]] == [(0, 3), (4, 7)]
+    assert [place["ranks"] for place in data["places"]] == [[[0, 3]], [[4, 7]]]
+    assert data["tokens_per_s"] == pytest.approx(64 * 1024 / 0.019179)
+    assert data["proof"]["gap"] == pytest.approx(1 - 19100 / 19179)
+    assert data["cannot_run"] == []
     assert data["stages"][0]["collectives"][0]["kind"] == "all_gather"
+
+
+def test_good_plans_have_their_shares_and_rates():
+    facts = make_report(wide_plan()).choices
+    assert [f.rank for f in facts] == [1, 2, 3]
+    assert [f.on_front for f in facts] == [True, False, True]
+    slow = facts[2]
+    assert slow.step_us == 55_900
+    assert slow.bubble_share == pytest.approx(9_000 / 55_900)
+    assert slow.communication_share == pytest.approx(5_000 / 55_900)
+    assert slow.tokens_per_s == pytest.approx(64 * 1024 / 0.0559)
+    assert slow.mfu == pytest.approx(2**49 / (989e12 * 32 * 0.0559))
+    assert facts[0].mfu == pytest.approx(wide_plan().mfu)
+
+
+def test_chunks_stand_by_place():
+    report = make_report(wide_plan())
+    assert [(row.place, row.chunk, row.stage) for row in report.stages] == [(0, 0, 0), (0, 1, 2), (1, 0, 1), (1, 1, 3)]
+    assert [place.stages for place in report.places] == [(0, 2), (1, 3)]
+    assert report.places[1].ranks == ((4, 7), (12, 15), (20, 23), (28, 31))
+    assert report.cannot_run[:2] == ("schedule interleaved", "cp=2")
+
+
+def test_the_page_tells_proof_choices_and_what_cannot_run():
+    words = " ".join(parse(report_html(wide_plan())).words)
+    for expected in (
+        "best so far, within 1.38%", "bounded away", "the parameters alone do not fit", "Good plans",
+        "This version cannot run it yet: schedule interleaved", "over ep 4", "over 4 of 8 data ranks", "MFU 34.9%",
+        "optimizer states live in host memory", "place 1",
+    ):  # fmt: skip
+        assert expected in words, expected
+    assert "Good plans" not in report_html(sample_plan())
+    assert "cannot run" not in report_html(sample_plan())
 
 
 def test_text_report_has_a_timeline_only_for_a_pipeline():
@@ -150,7 +190,12 @@ def parse(html: str) -> Page:
     return page
 
 
-PLANS = {"sample": sample_plan(), "one device": one_device_plan(), "long": pipeline([(1, 2)] * 9, 300)}
+PLANS = {
+    "sample": sample_plan(),
+    "one device": one_device_plan(),
+    "long": pipeline([(1, 2)] * 9, 300),
+    "wide": wide_plan(),
+}
 
 
 @pytest.mark.parametrize("name", PLANS)
