@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from autoplan.plan.plan import Plan
+from autoplan.plan.runnable import refuse_what_cannot_run
 from autoplan.plan.verify import verify_world_size
 from autoplan.runtime.collectives import AxisGroup
 
@@ -50,14 +51,16 @@ def build_mesh(plan: Plan) -> RankMesh:
     """Lay the plan's mesh over the running ranks. Raises PlanError when their number differs."""
     start_process_group()
     verify_world_size(plan, dist.get_world_size())
+    refuse_what_cannot_run(plan)
     mesh = plan.mesh
     device = _rank_device()
-    device_mesh = init_device_mesh(device.type, mesh.sizes, mesh_dim_names=mesh.axes)
+    axes = ("pp", "dp", "tp")
+    device_mesh = init_device_mesh(device.type, tuple(map(mesh.size, axes)), mesh_dim_names=axes)
     groups = {
         axis: AxisGroup(
             group=device_mesh.get_group(axis), size=mesh.size(axis), coordinate=device_mesh.get_local_rank(axis)
         )
-        for axis in mesh.axes
+        for axis in axes
     }
     return RankMesh(mesh=device_mesh, pp=groups["pp"], dp=groups["dp"], tp=groups["tp"], device=device)
 

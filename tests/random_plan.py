@@ -16,6 +16,7 @@ from autoplan.plan.plan import (
     OpPlacement,
     ParamPlacement,
     Plan,
+    Proof,
     Recompute,
     Stage,
 )
@@ -94,10 +95,11 @@ def random_plan(
         batch_size=segmented.graph.batch_size,
         cluster=Cluster(num_nodes=1, devices_per_node=pp * dp * tp, device="cpu", memory_bytes=1 << 30),
         profile_digest="",
-        mesh=Mesh(axes=("pp", "dp", "tp"), sizes=(pp, dp, tp)),
+        mesh=Mesh(axes=("pp", "dp", "cp", "tp"), sizes=(pp, dp, 1, tp)),
         schedule="1f1b",
         num_microbatches=microbatches,
         data=data,
+        shards=dp if data == "shard" else 1,
         kind_names=segmented.kind_names,
         segment_kinds=tuple(s.kind for s in segmented.segments),
         segment_params=tuple(tuple(p.removeprefix("param:") for p in s.params) for s in segmented.segments),
@@ -108,6 +110,9 @@ def random_plan(
         stages=_stages(segmented, layouts, pp, choose),
         step=Amounts(by_cause=()),
         runners_up=(),
+        proof=Proof(
+            status="complete", bound_us=0.0, bound_by="nothing", num_solved=0, num_bounded=0, num_refused=0
+        ),
         assumptions=(),
     )
 
@@ -159,8 +164,8 @@ def _stages(
     cuts = [0, *sorted(choose.sample(range(1, count), pp - 1)), count]
     return tuple(
         Stage(
-            start=a, end=b, layouts=tuple(layouts[s.kind].name for s in segmented.segments[a:b]), forward_us=0,
+            rank=i, start=a, end=b, layouts=tuple(layouts[s.kind].name for s in segmented.segments[a:b]), forward_us=0,
             backward_us=0, memory=Amounts(by_cause=()), collectives=(),
         )
-        for a, b in zip(cuts, cuts[1:], strict=False)
+        for i, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))
     )  # fmt: skip

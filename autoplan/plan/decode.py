@@ -4,14 +4,17 @@ Parameters are written by pattern; a single name beside a pattern wins over it. 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from autoplan.cluster import Cluster, Mesh
-from autoplan.plan import reading
+from autoplan.plan import details, reading
 from autoplan.plan.patterns import Layers, by_pattern, expand_names, matches, pattern_of
 from autoplan.plan.plan import (
+    DATA_MODES,
+    MESH_AXES,
     RECOMPUTE,
+    SCHEDULES,
     SCHEMA_VERSION,
-    Amounts,
     CollectiveCount,
     Layout,
     LayoutCost,
@@ -22,13 +25,14 @@ from autoplan.plan.plan import (
     Stage,
 )
 from autoplan.plan.reading import Place, fail, items, members
-from autoplan.plan.verify import AXES, COLLECTIVE_AXES, verify_plan
-from autoplan.sharding import CollectiveKind, Placement
+from autoplan.plan.verify import COLLECTIVE_AXES, verify_plan
+from autoplan.sharding import REPLICATE, CollectiveKind
 
 _PLAN_KEYS = (
     "schema_version", "version", "model", "graph_digest", "batch_size", "dtype", "cluster", "profile_digest",
-    "mesh", "schedule", "num_microbatches", "data", "step_us", "kind_names", "segments", "stages", "parameters",
-    "parameter_names", "inputs", "prelude", "layouts", "runners_up", "assumptions",
+    "mesh", "schedule", "chunks", "num_microbatches", "data", "shards", "expert", "offload", "precision", "step_us",
+    "kind_names", "segments", "stages", "parameters", "parameter_names", "inputs", "prelude", "layouts", "runners_up",
+    "proof", "choices", "model_flops", "peak_flops_per_s", "tokens", "origin", "assumptions",
 )  # fmt: skip
 
 _MOST_LAYERS = 1_000_000
@@ -51,9 +55,14 @@ def plan_from_json(data: object) -> Plan:
         cluster=_cluster_from_json(at["cluster"]),
         profile_digest=reading.text(at["profile_digest"]),
         mesh=_mesh_from_json(at["mesh"]),
-        schedule=reading.choice(at["schedule"], ("1f1b",)),
+        schedule=reading.choice(at["schedule"], SCHEDULES),
+        chunks=reading.whole(at["chunks"], least=1),
         num_microbatches=reading.whole(at["num_microbatches"], least=1),
-        data=reading.choice(at["data"], ("replicate", "shard")),
+        data=reading.choice(at["data"], DATA_MODES),
+        shards=reading.whole(at["shards"], least=1),
+        expert=reading.whole(at["expert"], least=1),
+        offload=reading.flag(at["offload"]),
+        precision=details.precision_from_json(at["precision"]),
         kind_names=kind_names,
         segment_kinds=tuple(kind for kind, _ in segments),
         segment_params=tuple(params for _, params in segments),
@@ -62,9 +71,15 @@ def plan_from_json(data: object) -> Plan:
         params=_parameters_from_json(at["parameters"], at["parameter_names"]),
         layouts=tuple(_layout_from_json(item, kind_names) for item in items(at["layouts"])),
         stages=tuple(_stage_from_json(item) for item in items(at["stages"])),
-        step=_amounts_from_json(at["step_us"]),
+        step=reading.amounts(at["step_us"]),
         runners_up=tuple(_runner_up_from_json(item) for item in items(at["runners_up"])),
-        assumptions=tuple(_assumption_from_json(item) for item in items(at["assumptions"])),
+        proof=details.proof_from_json(at["proof"]),
+        choices=tuple(details.choice_from_json(item) for item in items(at["choices"])),
+        model_flops=reading.whole(at["model_flops"]),
+        peak_flops_per_s=reading.number(at["peak_flops_per_s"]),
+        tokens=reading.whole(at["tokens"]),
+        origin=details.origin_from_json(at["origin"]),
+        assumptions=tuple(reading.pair(item) for item in items(at["assumptions"])),
     )
     verify_plan(plan)
     return plan
@@ -94,8 +109,9 @@ def _cluster_from_json(place: Place) -> Cluster:
 
 
 def _mesh_from_json(place: Place) -> Mesh:
-    at = members(place, AXES)
-    return Mesh(axes=AXES, sizes=tuple(reading.whole(at[axis], least=1) for axis in AXES))
+    at = members(place, MESH_AXES)
+    axes = tuple(axis for axis, _ in reading.entries(place))
+    return Mesh(axes=axes, sizes=tuple(reading.whole(at[axis], least=1) for axis in axes))
 
 
 def _kind_from_json(place: Place, kind_names: tuple[str, ...]) -> int:
@@ -117,17 +133,25 @@ def _parameters_from_json(patterns: Place, names: Place) -> tuple[ParamPlacement
     for name in listed:
         if name not in placements:
             fail(patterns, f"no placement for {name!r}: add it, by name or by the pattern {pattern_of(name)!r}")
-    return tuple(ParamPlacement(name=n, tensor=placements[n][0], data=placements[n][1]) for n in listed)
+    return tuple(replace(placements[name], name=name) for name in listed)
 
 
-def _placements_by_name(patterns: Place, names: tuple[str, ...]) -> dict[str, tuple[Placement, Placement]]:
-    """Placements on tp and dp; one written for a single name wins over one that a pattern gives."""
+def _placement_from_json(pattern: str, place: Place) -> ParamPlacement:
+    split = any(key == "ep" for key, _ in reading.entries(place))
+    at = members(place, ("tp", "dp", "ep") if split else ("tp", "dp"))
+    expert = reading.placement(at["ep"]) if split else REPLICATE
+    return ParamPlacement(
+        name=pattern, tensor=reading.placement(at["tp"]), data=reading.placement(at["dp"]), expert=expert
+    )
+
+
+def _placements_by_name(patterns: Place, names: tuple[str, ...]) -> dict[str, ParamPlacement]:
+    """Placements of every parameter; one written for a single name wins over one that a pattern gives."""
     known, groups = set(names), by_pattern(names)
-    single: dict[str, tuple[Placement, Placement]] = {}
-    grouped: dict[str, tuple[Placement, Placement]] = {}
+    single: dict[str, ParamPlacement] = {}
+    grouped: dict[str, ParamPlacement] = {}
     for pattern, place in reading.entries(patterns):
-        at = members(place, ("tp", "dp"))
-        placements = (reading.placement(at["tp"]), reading.placement(at["dp"]))
+        placements = _placement_from_json(pattern, place)
         if pattern in known:
             single[pattern] = placements
             continue
@@ -165,20 +189,19 @@ def _layers_from_json(place: Place, names: tuple[str, ...]) -> Layers:
     return Layers(first=span[0], last=span[1], names=names)
 
 
-def _amounts_from_json(place: Place) -> Amounts:
-    return Amounts(by_cause=tuple((cause, reading.number(item)) for cause, item in reading.entries(place)))
-
-
 def _stage_from_json(place: Place) -> Stage:
-    names = ("start", "end", "layouts", "forward_us", "backward_us", "memory_bytes", "collectives")
+    times = ("forward_us", "backward_us", "weight_us")
+    names = ("start", "end", "rank", "layouts", *times, "memory_bytes", "collectives")
     at = members(place, names)
     return Stage(
         start=reading.whole(at["start"]),
         end=reading.whole(at["end"]),
+        rank=reading.whole(at["rank"]),
         layouts=tuple(reading.text(item) for item in items(at["layouts"])),
         forward_us=reading.number(at["forward_us"]),
         backward_us=reading.number(at["backward_us"]),
-        memory=_amounts_from_json(at["memory_bytes"]),
+        weight_us=reading.number(at["weight_us"]),
+        memory=reading.amounts(at["memory_bytes"]),
         collectives=_collectives_from_json(at["collectives"]),
     )
 
@@ -211,18 +234,23 @@ def _layout_from_json(place: Place, kind_names: tuple[str, ...]) -> Layout:
 
 
 def _op_from_json(place: Place) -> OpPlacement:
-    at = members(place, ("node", "batch", "tensor"))
+    split = any(key == "context" for key, _ in reading.entries(place))
+    at = members(place, ("node", "batch", "tensor", "context") if split else ("node", "batch", "tensor"))
     return OpPlacement(
-        node=reading.text(at["node"]), batch=reading.strategy(at["batch"]), tensor=reading.strategy(at["tensor"])
+        node=reading.text(at["node"]),
+        batch=reading.strategy(at["batch"]),
+        tensor=reading.strategy(at["tensor"]),
+        context=reading.strategy(at["context"]) if split else None,
     )
 
 
 def _cost_from_json(place: Place) -> LayoutCost:
-    times = ("forward_us", "backward_us", "forward_comm_us", "backward_comm_us")
+    times = ("forward_us", "backward_us", "weight_us", "forward_comm_us", "backward_comm_us")
     at = members(place, (*times, "activation_bytes", "transient_bytes", "collectives"))
     return LayoutCost(
         forward_us=reading.number(at["forward_us"]),
         backward_us=reading.number(at["backward_us"]),
+        weight_us=reading.number(at["weight_us"]),
         forward_comm_us=reading.number(at["forward_comm_us"]),
         backward_comm_us=reading.number(at["backward_comm_us"]),
         activation_bytes=reading.whole(at["activation_bytes"]),
@@ -239,10 +267,3 @@ def _runner_up_from_json(place: Place) -> RunnerUp:
         step_us=None if step.value is None else reading.number(step),
         reason=reading.text(at["reason"]),
     )
-
-
-def _assumption_from_json(place: Place) -> tuple[str, str]:
-    pair = tuple(reading.text(item) for item in items(place))
-    if len(pair) != 2:
-        fail(place, f'expected a name and a text, such as ["dtype", "bf16"], found {len(pair)} items')
-    return pair[0], pair[1]

@@ -1,10 +1,15 @@
 """The answer, as data. A Plan and the traced Graph are all that a run or a report needs.
 
-Mesh axes are always ``pp`` (pipeline), ``dp`` (data) and ``tp`` (tensor), outermost first. Two axes carry placements:
+Mesh axes are ``pp`` (pipeline), ``dp`` (data), ``cp`` (context) and ``tp`` (tensor), outermost first, in the order that
+suits the network. Three of them carry placements:
 
-    batch   the samples, split over dp ranks and, in time, over microbatches: part ``dp_rank * m + microbatch``
-            of ``dp * m`` equal parts. Parameters are ``Replicate(partial_grad)`` here.
-    tensor  the tp axis.
+    batch    the samples, split over dp ranks and, in time, over microbatches: part ``dp_rank * m + microbatch``
+             of ``dp * m`` equal parts. Parameters are ``Replicate(partial_grad)`` here.
+    context  the cp axis: positions of the sequence. Parameters are ``Replicate(partial_grad)`` here too, so that
+             dp x cp ranks, the *data ranks*, hold the same parameters and may share their states.
+    tensor   the tp axis.
+
+Experts are split over ``expert`` of the data ranks; tokens travel between these.
 """
 
 from collections.abc import Iterator
@@ -14,11 +19,18 @@ from typing import Literal
 from autoplan.cluster import Cluster, Mesh
 from autoplan.sharding import REPLICATE, CollectiveKind, Placement, Strategy
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-DataMode = Literal["replicate", "shard"]
+DataMode = Literal["replicate", "zero1", "zero2", "shard"]
+DATA_MODES: tuple[DataMode, ...] = ("replicate", "zero1", "zero2", "shard")
+"""What data ranks share: nothing, optimizer states, gradients too, parameters too (FSDP2, ZeRO-3)."""
+ScheduleKind = Literal["1f1b", "interleaved", "zero-bubble", "zbv"]
+SCHEDULES: tuple[ScheduleKind, ...] = ("1f1b", "interleaved", "zero-bubble", "zbv")
+MESH_AXES = ("pp", "dp", "cp", "tp")
+SearchStatus = Literal["complete", "time limit", "interrupted"]
+SEARCH_STATUS: tuple[SearchStatus, ...] = ("complete", "time limit", "interrupted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +41,16 @@ class OpPlacement:
     """Name of the node in the first segment of the class."""
     batch: Strategy
     tensor: Strategy
+    context: Strategy | None = None
+    """None where cp is 1: the op runs whole there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCount:
-    """``count`` collectives of one kind along one axis (``tp``, ``dp``, ``pp``, or ``tied`` between stages).
+    """``count`` collectives of one kind along one axis.
+
+    Axes are ``tp``, ``cp``, ``pp``, ``dp`` (the data ranks that share one copy of the parameters), ``replicas`` (the
+    copies), ``ep`` and ``experts`` (the same for experts) and ``tied`` (stages that hold the same parameter).
 
     ``num_bytes`` is the sum over them, by the convention of ``cost.Collective``.
     """
@@ -58,7 +75,9 @@ class LayoutCost:
     transient_bytes: int
     """On top of it while the segment runs."""
     collectives: tuple[CollectiveCount, ...]
-    """Forward, backward and recomputation together, tensor axis."""
+    """Forward, backward and recomputation together, on the tensor, context and expert axes."""
+    weight_us: float = 0.0
+    """The part of ``backward_us`` that computes gradients of parameters: what a zero-bubble schedule defers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +106,8 @@ class ParamPlacement:
     name: str
     tensor: Placement
     data: Placement = REPLICATE
+    expert: Placement = REPLICATE
+    """``Shard(0)`` for experts that are split over data ranks; the rest of these ranks then share the states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +138,13 @@ class Stage:
     """One microbatch, communication included."""
     backward_us: float
     memory: Amounts
-    """Peak bytes per device, by cause."""
+    """Peak bytes of a device that runs this stage, by cause, all its chunks together."""
     collectives: tuple[CollectiveCount, ...]
-    """All that one rank of this stage issues in one training step."""
+    """All that one rank issues in one training step for this stage."""
+    weight_us: float = 0.0
+    """The part of ``backward_us`` that a zero-bubble schedule defers."""
+    rank: int = 0
+    """Its place on the pp axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +157,66 @@ class RunnerUp:
     """None when it was refused."""
     reason: str
     """What it lost by, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """How good the plan is by the cost model, and what the search did to know it."""
+
+    status: SearchStatus
+    bound_us: float
+    """No plan in the space that was searched has a shorter step."""
+    bound_by: str
+    """Where that bound comes from, in words."""
+    num_solved: int
+    """Candidates whose stages were solved."""
+    num_bounded: int
+    """Candidates left out because their lower bound is no better."""
+    num_refused: int
+    """Candidates that cannot be, by memory or otherwise."""
+    refusals: tuple[tuple[str, int], ...] = ()
+    """Reasons in words, with the number of candidates each refused; most frequent first."""
+
+    def gap(self, step_us: float) -> float:
+        """Share of the step by which the optimum may be better: 0.01 is 1 %."""
+        return max(0.0, 1 - self.bound_us / step_us) if step_us > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A good plan of the search, the chosen one among them, in figures."""
+
+    label: str
+    step: Amounts
+    peak_bytes: int
+    """Of the fullest device."""
+    on_front: bool
+    """No other plan that was solved is both faster and smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Dtypes of a training run beside that of the parameters; None: the parameter's own."""
+
+    gradients: str | None = None
+    reductions: str | None = None
+    """In which gradients are summed over ranks."""
+    states: str | None = None
+    master: str | None = None
+    """A copy of the parameters that the optimizer updates; None: there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the model came from, so that other commands can trace it again."""
+
+    model: str = ""
+    """File or config as given to ``autoplan search``, absolute; empty when it came from Python."""
+    cluster: str = ""
+    seq_len: int | None = None
+    dtype: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+    """Flags of the search that shaped the space, as written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +235,19 @@ class Plan:
     cluster: Cluster
     profile_digest: str
     mesh: Mesh
-    schedule: Literal["1f1b"]
+    schedule: ScheduleKind
+    chunks: int = 1
+    """Stages per rank of the pp axis."""
     num_microbatches: int
     data: DataMode
-    """Whether parameters, gradients and optimizer states are split over dp (FSDP2) or whole on each rank."""
+    """Which of parameters, gradients and optimizer states the data ranks split among them."""
+    shards: int = 1
+    """Data ranks over which they are split; the other data ranks hold copies (hybrid). 1 in mode "replicate"."""
+    expert: int = 1
+    """Data ranks over which experts are split."""
+    offload: bool = False
+    """Whether optimizer states live in host memory."""
+    precision: Precision = Precision()
     kind_names: tuple[str, ...]
     segment_kinds: tuple[int, ...]
     """The chain: class of each segment."""
@@ -169,6 +263,16 @@ class Plan:
     step: Amounts
     """Predicted microseconds of a training step by cause: compute, each communication, bubble, optimizer."""
     runners_up: tuple[RunnerUp, ...]
+    proof: Proof
+    choices: tuple[Choice, ...] = ()
+    """The best plans found, fastest first, and those on the front of time against memory."""
+    model_flops: int = 0
+    """Of one step, forward and backward, nothing recomputed: what MFU counts. 0: unknown."""
+    peak_flops_per_s: float = 0.0
+    """Of one device for matrix work in the dtype; 0: unknown."""
+    tokens: int = 0
+    """Tokens in a step; 0 when samples have no sequence."""
+    origin: Origin = Origin()
     assumptions: tuple[tuple[str, str], ...]
     """Everything the figures rest on: dtype, optimizer, sequence, what was pinned, solver status and gap."""
 
@@ -179,6 +283,17 @@ class Plan:
     def param(self, name: str) -> ParamPlacement:
         """Where the parameter of that name lives."""
         return next(p for p in self.params if p.name == name)
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that hold the same parameters before they are split among them."""
+        return self.mesh.size("dp") * self.mesh.size("cp")
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation (Chowdhery et al. 2022): model FLOPs over what the devices could do; 0: unknown."""
+        could = self.peak_flops_per_s * self.mesh.num_devices * self.step.total / 1e6
+        return self.model_flops / could if could else 0.0
 
     @property
     def parts(self) -> int:

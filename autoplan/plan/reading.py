@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from autoplan.errors import PlanError
+from autoplan.plan.plan import Amounts
 from autoplan.sharding import Placement, Strategy, parse_placement, parse_strategy
 
 _Choice = TypeVar("_Choice", bound=str)
@@ -109,6 +110,36 @@ def number(place: Place) -> float:
     if not 0 <= place.value < 1e100:
         fail(place, f"expected a number from 0 to 1e100, found {place.value}")
     return place.value
+
+
+def flag(place: Place) -> bool:
+    """True or false."""
+    if not isinstance(place.value, bool):
+        _expected(place, "true or false")
+    return place.value
+
+
+def optional_text(place: Place) -> str | None:
+    """A string or null."""
+    return None if place.value is None else text(place)
+
+
+def optional_whole(place: Place) -> int | None:
+    """A whole number or null."""
+    return None if place.value is None else whole(place)
+
+
+def amounts(place: Place) -> Amounts:
+    """Numbers by cause."""
+    return Amounts(by_cause=tuple((cause, number(item)) for cause, item in entries(place)))
+
+
+def pair(place: Place) -> tuple[str, str]:
+    """A name and a text."""
+    found = tuple(text(item) for item in items(place))
+    if len(found) != 2:
+        fail(place, f'expected a name and a text, such as ["dtype", "bf16"], found {len(found)} items')
+    return found[0], found[1]
 
 
 def choice(place: Place, options: tuple[_Choice, ...]) -> _Choice:

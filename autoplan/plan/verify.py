@@ -10,11 +10,20 @@ from typing import assert_never
 
 from autoplan.errors import PlanError
 from autoplan.ir import Graph
-from autoplan.plan.plan import SCHEMA_VERSION, CollectiveCount, Layout, OpPlacement, ParamPlacement, Plan, Stage
+from autoplan.plan.plan import (
+    MESH_AXES,
+    SCHEMA_VERSION,
+    CollectiveCount,
+    Layout,
+    OpPlacement,
+    ParamPlacement,
+    Plan,
+    Stage,
+)
+from autoplan.plan.schedule import allowed, rank_of
 from autoplan.sharding import Partial, Placement, Replicate, Shard, Strategy, can_split
 
-AXES = ("pp", "dp", "tp")
-COLLECTIVE_AXES = ("tp", "dp", "pp", "tied")
+COLLECTIVE_AXES = ("tp", "cp", "ep", "dp", "replicas", "experts", "pp", "tied")
 
 _CHAIN = "the stages must cover the chain of segments in order, without a gap"
 
@@ -48,9 +57,12 @@ def _require_unique(names: Iterable[str], path: str) -> None:
 
 
 def _verify_mesh(plan: Plan) -> None:
-    _require(plan.mesh.axes == AXES, "mesh", f"the axes are {', '.join(AXES)}, found {', '.join(plan.mesh.axes)}")
+    axes = ", ".join(MESH_AXES)
+    _require(
+        sorted(plan.mesh.axes) == sorted(MESH_AXES), "mesh", f"the axes are {axes}, found {', '.join(plan.mesh.axes)}"
+    )
     found, expected = plan.mesh.num_devices, plan.cluster.num_devices
-    product = " x ".join(f"{axis} {plan.mesh.size(axis)}" for axis in AXES)
+    product = " x ".join(f"{axis} {plan.mesh.size(axis)}" for axis in plan.mesh.axes)
     _require(
         found == expected,
         "mesh",
@@ -68,10 +80,17 @@ def _verify_batch(plan: Plan) -> None:
         f"the global batch of {plan.batch_size} does not divide into {plan.parts} equal parts "
         f"(dp {plan.mesh.size('dp')} x {plan.num_microbatches} microbatches): choose another number",
     )
+    reason = allowed(plan.schedule, plan.mesh.size("pp"), plan.chunks, plan.num_microbatches)
+    _require(not reason, "schedule", f"{plan.schedule} cannot run: {reason}")
+    for name, degree in (("shards", plan.shards), ("expert", plan.expert)):
+        _require(
+            degree >= 1 and plan.data_ranks % degree == 0,
+            name,
+            f"expected a divisor of the {plan.data_ranks} data ranks (dp x cp), found {degree}",
+        )
+    whole = plan.data == "replicate"
     _require(
-        plan.num_microbatches >= plan.mesh.size("pp"),
-        "num_microbatches",
-        f"1F1B needs a microbatch for each of the {plan.mesh.size('pp')} stages, found {plan.num_microbatches}",
+        not (whole and plan.shards > 1), "shards", f'mode "replicate" splits nothing: expected 1, found {plan.shards}'
     )
 
 
@@ -113,15 +132,19 @@ def _verify_same_segment(path: str, layout: Layout, other: Layout) -> None:
 
 def _verify_stages(plan: Plan) -> None:
     pp, found = plan.mesh.size("pp"), len(plan.stages)
-    _require(found == pp, "stages", f"expected {pp} stages, one per place on the pp axis, found {found}")
+    expected = pp * plan.chunks
+    each = "one" if plan.chunks == 1 else f"{plan.chunks}"
+    _require(found == expected, "stages", f"expected {expected} stages, {each} per place on the pp axis, found {found}")
     start = 0
     for i, stage in enumerate(plan.stages):
         path, end = f"stages[{i}]", stage.end
         _require(stage.start == start, f"{path}.start", f"expected {start}, found {stage.start}: {_CHAIN}")
         _require(end > start, f"{path}.end", f"expected more than {start}, found {end}: {_CHAIN}")
+        rank = rank_of(plan.schedule, pp, plan.chunks, i)
+        _require(stage.rank == rank, f"{path}.rank", f"{plan.schedule} runs it on {rank}, found {stage.rank}")
         start = stage.end
     expected = len(plan.segment_kinds)
-    _require(start == expected, f"stages[{pp - 1}].end", f"expected {expected}, found {start}: {_CHAIN}")
+    _require(start == expected, f"stages[{found - 1}].end", f"expected {expected}, found {start}: {_CHAIN}")
     for i, stage in enumerate(plan.stages):
         _verify_stage(f"stages[{i}]", stage, plan)
 
@@ -238,10 +261,18 @@ def verify_param_shapes(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> No
         path = f'parameters["{param.name}"]'
         _require(param.name in shapes, path, f"the model has no such parameter: {plan.model} has {len(shapes)} others")
         _verify_split(f"{path}.tp", shapes[param.name], param.tensor, plan.mesh.size("tp"))
-        _verify_split(f"{path}.dp", shapes[param.name], param.data, plan.mesh.size("dp"))
+        _verify_split(f"{path}.ep", shapes[param.name], param.expert, plan.expert)
+        _verify_split(f"{path}.dp", shapes[param.name], param.data, shards_of(plan, param))
     planned = {p.name for p in plan.params}
     for name in shapes:
         _require(name in planned, "parameter_names", f"the model's parameter {name!r} is missing: search again")
+
+
+def shards_of(plan: Plan, param: ParamPlacement) -> int:
+    """Data ranks that share this parameter's states; those of experts are the ranks that hold the same experts."""
+    if not isinstance(param.expert, Shard):
+        return plan.shards
+    return plan.data_ranks // plan.expert if plan.shards == plan.data_ranks else max(1, plan.shards // plan.expert)
 
 
 def _verify_split(path: str, shape: tuple[int, ...], placement: Placement, degree: int) -> None:

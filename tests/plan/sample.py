@@ -6,12 +6,15 @@ from autoplan.cluster import Cluster, Mesh
 from autoplan.ir import Graph, GraphInput, OpNode, Param, Ref, TensorMeta
 from autoplan.plan.plan import (
     Amounts,
+    Choice,
     CollectiveCount,
     Layout,
     LayoutCost,
     OpPlacement,
+    Origin,
     ParamPlacement,
     Plan,
+    Proof,
     RunnerUp,
     Stage,
 )
@@ -140,8 +143,10 @@ def stages() -> tuple[Stage, Stage]:
             backward_us=2480.5,
             memory=memory(260, 1530),
             collectives=shared,
+            weight_us=800.25,
         ),
         Stage(
+            rank=1,
             start=5,
             end=8,
             layouts=("block", "block", "head"),
@@ -191,10 +196,11 @@ def sample_plan() -> Plan:
         dtype="bfloat16",
         cluster=Cluster(num_nodes=1, devices_per_node=8, device="H100", memory_bytes=76 * 2**30),
         profile_digest="9d1c3fb20a77e4d1",
-        mesh=Mesh(axes=("pp", "dp", "tp"), sizes=(2, 2, 2)),
+        mesh=Mesh(axes=("pp", "dp", "cp", "tp"), sizes=(2, 2, 1, 2)),
         schedule="1f1b",
         num_microbatches=4,
         data="shard",
+        shards=2,
         kind_names=("embed", "block", "head"),
         segment_kinds=(0, *(1,) * NUM_LAYERS, 2),
         segment_params=segment_params(),
@@ -218,6 +224,27 @@ def sample_plan() -> Plan:
                 ("optimizer", 240.0),
             )
         ),
+        proof=Proof(
+            status="complete",
+            bound_us=19100.0,
+            bound_by="the stages of every candidate at their fastest",
+            num_solved=12,
+            num_bounded=230,
+            num_refused=31,
+            refusals=(("no cut into stages fits the memory", 31),),
+        ),
+        choices=(
+            Choice(
+                label="pp=2 dp=2 tp=2, 4 microbatches of 8",
+                step=Amounts(by_cause=(("compute", 12760.0), ("bubble", 6419.0))),
+                peak_bytes=4 * 2**30,
+                on_front=True,
+            ),
+        ),
+        model_flops=2**46,
+        peak_flops_per_s=989e12,
+        tokens=64 * 1024,
+        origin=Origin(model="examples/gpt.py", cluster="8xH100", seq_len=1024, dtype="bf16", options=(("tp", "2"),)),
         runners_up=(
             RunnerUp(
                 label="pp=1 dp=4 tp=2, 4 microbatches, recompute none",
@@ -260,7 +287,7 @@ def one_device_plan() -> Plan:
         dtype="bfloat16",
         cluster=Cluster(num_nodes=1, devices_per_node=1, device="cpu", memory_bytes=2**33),
         profile_digest=plan.profile_digest,
-        mesh=Mesh(axes=("pp", "dp", "tp"), sizes=(1, 1, 1)),
+        mesh=Mesh(axes=("pp", "dp", "cp", "tp"), sizes=(1, 1, 1, 1)),
         schedule="1f1b",
         num_microbatches=1,
         data="replicate",
@@ -274,5 +301,8 @@ def one_device_plan() -> Plan:
         stages=(only,),
         step=Amounts(by_cause=(("compute", 9141.6),)),
         runners_up=(),
+        proof=Proof(
+            status="complete", bound_us=9141.6, bound_by="the only candidate", num_solved=1, num_bounded=0, num_refused=0
+        ),
         assumptions=(),
     )
