@@ -8,8 +8,7 @@
     cross_entropy_tokens  sum over the local tokens, divided by the valid labels of the whole batch  -> Partial
     cross_entropy_vocab   logits split over the vocabulary, see ``vocab_loss.py``                    -> Replicate
     experts_slice         what this rank's experts add for every token                               -> Partial
-
-``experts_exchange`` (tokens travel to the ranks of their experts) can be planned and priced, and is refused here.
+    experts_exchange      tokens and experts split; tokens travel to their experts, see ``experts.py`` -> Shard
 """
 
 from collections.abc import Callable
@@ -21,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from autoplan.errors import PlanError
 from autoplan.ir import Arg, OpNode, Ref, Token
+from autoplan.runtime.collectives import AxisGroup
+from autoplan.runtime.experts import exchange_experts
 from autoplan.runtime.vocab_loss import vocab_cross_entropy
 from autoplan.sharding import local_range
 
@@ -79,17 +79,10 @@ def local_call(use: LocalUse, operands: tuple[Tensor, ...], denominator: Tensor 
             return _cross_entropy_tokens(use, operands, denominator)
         case "experts_slice":
             return _experts_slice(use, operands)
+        case "experts_exchange":
+            return _experts_exchange(use, operands)
         case form:
             raise AssertionError(f"{use.node.where} has no local form {form!r}")
-
-
-def check_form(node: OpNode, form: str) -> None:
-    """Raise PlanError for a local form that can be planned, but not run yet."""
-    if form == "experts_exchange":
-        raise PlanError(
-            f"{node.where} is planned with its experts split over ranks and its tokens exchanged between them "
-            f"({form}), which this version cannot run. Search again with tp=1, or edit the plan to another split"
-        )
 
 
 def denominator_operands(node: OpNode) -> tuple[str, ...]:
@@ -222,6 +215,14 @@ def _experts_slice(use: LocalUse, operands: tuple[Tensor, ...]) -> Tensor:
     hidden, index, *others = operands
     start, _ = local_range(use.shapes[3][0], use.tensor.size, use.tensor.coordinate)
     return _tensor(plain_call(use.node, (hidden, index - start, *others), use.device))
+
+
+def _experts_exchange(use: LocalUse, operands: tuple[Tensor, ...]) -> Tensor:
+    def compute(rows: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        return _tensor(plain_call(use.node, (rows, index, weights, *operands[3:]), use.device))
+
+    axis = AxisGroup(group=use.tensor.group, size=use.tensor.size, coordinate=use.tensor.coordinate)
+    return exchange_experts(*operands[:3], compute, use.shapes[3][0], axis)
 
 
 def _cross_entropy_tokens(use: LocalUse, operands: tuple[Tensor, ...], denominator: Tensor | None) -> Tensor:

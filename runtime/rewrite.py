@@ -19,7 +19,7 @@ from autoplan.ir import Arg, OpNode, Ref, Token
 from autoplan.localize import localize_node
 from autoplan.plan.place import PlacedOp, PlacedValue
 from autoplan.runtime.collectives import AxisGroup, redistribute
-from autoplan.runtime.local_ops import LocalAxis, LocalUse, check_form, local_call, resolve_op, to_torch_token
+from autoplan.runtime.local_ops import LocalAxis, LocalUse, local_call, resolve_op, to_torch_token
 from autoplan.sharding import REPLICATE_PARTIAL_GRAD, Placement, Replicate, local_shape
 
 DENOMINATOR = "denominator:"
@@ -160,7 +160,6 @@ def _plain(graph: fx.Graph, node: OpNode, operands: Sequence[fx.Node], device: t
 
 
 def _special(op: PlacedOp, shapes: tuple[tuple[int, ...], ...], axes: Axes) -> Callable[..., object]:
-    check_form(op.node, op.tensor.local)
     tensor = LocalAxis(
         size=axes.tensor.size, coordinate=axes.tensor.coordinate, group=axes.tensor.group, form=op.tensor.local
     )

@@ -191,7 +191,7 @@ def _candidate(model: Model, node: OpNode, strategy: Strategy, kept: frozenset[s
     operands = _local(seen, node.operands, strategy.inputs, axis)
     results = _local(seen, node.results, strategy.outputs, axis)
     needs = tuple(map(model.needs_grad, node.operands))
-    exchanged = experts.internal_collectives(node, strategy, operands, axis.group)
+    exchanged, exchanged_back = experts.internal_collectives(node, strategy, operands, axis.group)
     internal = _internal(strategy, operands, axis) + exchanged
     has_backward = _has_backward(model, node)
     storages: dict[Storage, None] = dict.fromkeys(
@@ -208,8 +208,8 @@ def _candidate(model: Model, node: OpNode, strategy: Strategy, kept: frozenset[s
         backward_us=_us(backward_work(node, operands, results, needs), axis),
         internal=internal,
         internal_us=sum(map(axis.cost.collective_us, internal)),
-        internal_backward=exchanged if has_backward else (),
-        internal_backward_us=sum(map(axis.cost.collective_us, exchanged)) if has_backward else 0.0,
+        internal_backward=exchanged_back if has_backward else (),
+        internal_backward_us=sum(map(axis.cost.collective_us, exchanged_back)) if has_backward else 0.0,
         saved=tuple(storages),
         extra_bytes=saved_extra_bytes(node, operands, results) if has_backward else 0,
     )

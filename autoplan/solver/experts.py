@@ -62,12 +62,22 @@ def dispatch_bytes(node: OpNode, operands: Metas) -> int:
     return tokens * operands[_INDEX].shape[1] * width * DTYPE_BYTES[operands[_HIDDEN].dtype]
 
 
-def internal_collectives(node: OpNode, strategy: Strategy, operands: Metas, group: Group) -> tuple[Collective, ...]:
-    """What the op communicates in one direction: dispatch and combine. The backward pass does the same again."""
+def internal_collectives(
+    node: OpNode, strategy: Strategy, operands: Metas, group: Group
+) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+    """What the op communicates forward and backward.
+
+    Forward says how many rows go to each expert, dispatches the rows and combines the results; backward does the last
+    two the other way.
+    """
     if strategy.local != EXCHANGE:
-        return ()
-    one = Collective(kind=CollectiveKind.ALL_TO_ALL, num_bytes=dispatch_bytes(node, operands), group=group)
-    return (one, one)
+        return (), ()
+    counts = experts_of(node) * DTYPE_BYTES["int64"]
+    count, rows = (
+        Collective(kind=CollectiveKind.ALL_TO_ALL, num_bytes=size, group=group)
+        for size in (counts, dispatch_bytes(node, operands))
+    )
+    return (count, rows, rows), (rows, rows)
 
 
 def forward_flops(node: OpNode, operands: Metas) -> int:
@@ -101,11 +111,13 @@ def backward_work(node: OpNode, operands: Metas, results: Metas, needs: Sequence
 
 
 def kept_bytes(node: OpNode, operands: Metas) -> int:
-    """Kept for backward beside the operands: the first projection of each row, and the rows that other ranks sent."""
+    """Kept for backward beside the operands: the first projection of each row. In an exchange also the rows that
+    arrived, and the results that came back.
+    """
     size = DTYPE_BYTES[operands[_HIDDEN].dtype]
-    rows = num_rows(node, operands)
-    arrived = operands[_FIRST].shape[0] < experts_of(node) and operands[_HIDDEN].shape[0] < node.outputs[0].shape[0]
-    return rows * size * (operands[_FIRST].shape[1] + (operands[_HIDDEN].shape[1] if arrived else 0))
+    exchanged = operands[_FIRST].shape[0] < experts_of(node) and operands[_HIDDEN].shape[0] < node.outputs[0].shape[0]
+    travelled = 2 * operands[_HIDDEN].shape[1] if exchanged else 0
+    return num_rows(node, operands) * size * (operands[_FIRST].shape[1] + travelled)
 
 
 def _weight_bytes(node: OpNode, operands: Metas) -> int:
