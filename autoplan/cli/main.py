@@ -1,28 +1,17 @@
-"""``autoplan search`` and ``autoplan report``: flags in; words, files and exit codes out (see ``answers``)."""
+"""The ``autoplan`` command: its subcommands, one file each."""
 
 import importlib.metadata
-import os
-import sys
-from contextlib import redirect_stdout
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from autoplan.cli.answers import exit_codes, refuse_unwritable, write_output
-from autoplan.cli.progress import Progress
-from autoplan.errors import InputError
-from autoplan.plan.file import load_plan, plan_json
-from autoplan.plan.plan import Recompute
-from autoplan.report.html import report_html
-from autoplan.report.render import report_json, report_text
-from autoplan.report.report import make_report
+from autoplan.cli.diff import diff
+from autoplan.cli.report import report
+from autoplan.cli.search import search
 
 app = typer.Typer(
     name="autoplan", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-
-_SPEC = "8xH100, 16x8xA100-80GB (nodes x devices), 4xcpu, local, or a TOML file."
 
 
 def main() -> None:
@@ -48,97 +37,12 @@ def _autoplan(
     Examples:
       autoplan search examples/nanogpt.py --cluster 8xH100 -o plan.json
       autoplan report plan.json --html plan.html
+      autoplan diff plan.json other.json
     """
 
 
-@app.command()
-def search(  # noqa: PLR0913 (one parameter per flag)
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A Python file with build_model() and example_inputs(batch_size), "
-            "file.py:factory, or a Hugging Face config.json.",
-        ),
-    ],
-    *,
-    cluster: Annotated[str, typer.Option(metavar="SPEC", help=_SPEC)],
-    global_batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Samples per training step.")] = None,
-    seq_len: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens per sample.")] = None,
-    dtype: Annotated[
-        Literal["bf16", "fp32", "fp64"] | None, typer.Option(help="Default: bf16 on GPUs, fp32 on CPUs.")
-    ] = None,
-    optimizer: Annotated[Literal["adamw", "sgd"], typer.Option(help="Optimizer whose states must fit.")] = "adamw",
-    pp: Annotated[int | None, typer.Option(min=1, metavar="N", help="Pin the number of pipeline stages.")] = None,
-    dp: Annotated[int | None, typer.Option(min=1, metavar="N", help="Pin the data-parallel degree.")] = None,
-    tp: Annotated[int | None, typer.Option(min=1, metavar="N", help="Pin the tensor-parallel degree.")] = None,
-    microbatch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Pin the samples per microbatch.")] = None,
-    recompute: Annotated[Recompute | None, typer.Option(help="Pin what the backward pass computes again.")] = None,
-    time_limit: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds to search.")] = 60.0,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write the plan.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON on stdout, nothing else.")] = False,
-) -> None:
-    """Search the fastest plan that fits. A degree that is given is pinned, the others are searched.
-
-    \b
-    Examples:
-      autoplan search examples/nanogpt.py --cluster 8xH100 -o plan.json
-      autoplan search config.json --cluster 16x8xA100-80GB --global-batch 1024 --seq-len 8192 --tp 8
-
-    \b
-    Exit codes: 0 found, 2 bad usage or input, 3 no plan fits.
-    """
-    with exit_codes():
-        if output is not None:
-            refuse_unwritable(output)
-        with Progress(Console(stderr=True)).shown() as progress:
-            progress("loading torch")
-            from autoplan import planning  # loads torch, which --help and report can do without
-
-            with redirect_stdout(sys.stderr):  # what the user's model prints must not mix with the plan
-                plan = planning.search_source(
-                    model, cluster=cluster, global_batch=global_batch, seq_len=seq_len, dtype=dtype,
-                    optimizer=optimizer, pp=pp, dp=dp, tp=tp, microbatch=microbatch, recompute=recompute,
-                    time_limit_s=time_limit, progress=progress,
-                )  # fmt: skip
-        typer.echo(plan_json(plan) if as_json else str(plan), nl=False)
-        if output is not None:
-            write_output(output, plan_json(plan))
-        _say_where(output, err=as_json)
-
-
-def _say_where(output: str | None, err: bool) -> None:
-    if output is None:
-        typer.echo("\nThe plan was not written: add -o plan.json to keep it.", err=True)
-    else:
-        typer.echo(f"\nThe plan was written to {output}", err=err)
-
-
-@app.command()
-def report(
-    plan_file: Annotated[str, typer.Argument(metavar="PLAN", help="A file that autoplan search wrote.")],
-    html: Annotated[str | None, typer.Option(metavar="FILE", help="Also write one offline page with pictures.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows and totals as JSON on stdout.")] = False,
-) -> None:
-    """Explain a plan: stages, splits, predicted time and memory by cause, what lost and by how much.
-
-    \b
-    Examples:
-      autoplan report plan.json
-      autoplan report plan.json --html plan.html
-    """
-    with exit_codes():
-        plan = load_plan(plan_file)
-        if html is not None:
-            refuse_unwritable(html)
-            if os.path.exists(html) and os.path.samefile(html, plan_file):
-                raise InputError(f"--html {html} would overwrite the plan: name another file")
-            write_output(html, report_html(plan))
-        typer.echo(report_json(make_report(plan)) if as_json else report_text(plan), nl=False)
-        if html is not None:
-            typer.echo(f"\nThe page was written to {html}", err=as_json)
+for command in (search, report, diff):
+    app.command()(command)
 
 
 if __name__ == "__main__":

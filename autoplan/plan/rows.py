@@ -1,6 +1,7 @@
 """A plan's facts gathered for people: which layers, which ranks, which weights. No digits are chosen here."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoplan.plan.patterns import by_pattern
@@ -157,7 +158,7 @@ def weight_groups(plan: Plan) -> tuple[WeightGroup, ...]:
             groups.append(
                 WeightGroup(
                     pattern=members[0] if len(members) == 1 else pattern,
-                    layers=_outer_numbers(members) if len(held) > 1 and len(members) > 1 else (),
+                    layers=outer_numbers(members) if len(held) > 1 and len(members) > 1 else (),
                     count=len(members),
                     tensor=tensor,
                     data=data,
@@ -177,7 +178,8 @@ def _stages_by_param(plan: Plan) -> dict[str, set[int]]:
     return found
 
 
-def _outer_numbers(names: list[str]) -> tuple[int, ...]:
+def outer_numbers(names: Sequence[str]) -> tuple[int, ...]:
+    """The outermost number in each name, ascending: those of the layers."""
     return tuple(sorted({next(int(part) for part in name.split(".") if part.isdigit()) for name in names}))
 
 

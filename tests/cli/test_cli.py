@@ -1,5 +1,6 @@
 """Flags, exit codes and what is printed where; the search itself is replaced."""
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import json
@@ -202,7 +203,7 @@ def test_report_page_that_cannot_be_written(plan_file, tmp_path):
     assert "cannot write" in result.stderr
 
 
-@pytest.mark.parametrize("command", [[], ["search"], ["report"]])
+@pytest.mark.parametrize("command", [[], ["search"], ["report"], ["diff"]])
 def test_help_has_an_example(command):
     result = run(*command, "--help")
     assert result.exit_code == 0
@@ -247,3 +248,23 @@ def test_wrong_input_for_real(args, codes):
     assert result.exit_code in codes, result.stderr
     assert "error: " in result.stderr
     assert isinstance(result.exception, SystemExit)
+
+
+def test_diff_follows_diff(plan_file, tmp_path):
+    other = tmp_path / "other.json"
+    other.write_text(plan_json(dataclasses.replace(sample_plan(), offload=True)))
+    alike = run("diff", plan_file, plan_file)
+    assert (alike.exit_code, alike.stdout.splitlines()[-1]) == (0, "The plans are alike.")
+    different = run("diff", plan_file, str(other))
+    assert different.exit_code == 1
+    assert "optimizer states in host memory" in different.stdout
+    trouble = run("diff", plan_file, str(tmp_path / "none.json"))
+    assert (trouble.exit_code, trouble.stdout) == (2, "")
+
+
+def test_diff_as_json(plan_file, tmp_path):
+    other = tmp_path / "other.json"
+    other.write_text(plan_json(dataclasses.replace(sample_plan(), offload=True)))
+    result = run("diff", plan_file, str(other), "--json")
+    assert result.exit_code == 1
+    assert [row["name"] for row in json.loads(result.stdout)["differences"]] == ["offload"]
