@@ -49,10 +49,13 @@ class Placed:
 
 
 def check_structure(plan: Plan, segmented: SegmentedGraph) -> None:
-    """Raise PlanError unless the graph is the planned one, up to sizes."""
+    """Raise PlanError unless the graph is the planned one, up to sizes.
+
+    The plan may divide the graph's classes, as a search does where only some of a class are pinned.
+    """
     kinds = tuple(s.kind for s in segmented.segments)
     names = tuple(tuple(v.removeprefix("param:") for v in s.params) for s in segmented.segments)
-    if (kinds, names) != (plan.segment_kinds, plan.segment_params):
+    if names != plan.segment_params or not _refines(plan.segment_kinds, kinds):
         raise PlanError(
             f"the plan was made for {plan.model!r}, whose chain of segments is not this model's "
             f"({len(plan.segment_kinds)} segments there, {len(kinds)} here): search again for this model"
@@ -63,6 +66,13 @@ def check_structure(plan: Plan, segmented: SegmentedGraph) -> None:
             f"{plan.num_microbatches} microbatches), which does not divide a batch of {segmented.graph.batch_size}: "
             f"pass a multiple of {plan.parts}"
         )
+
+
+def _refines(fine: Sequence[int], coarse: Sequence[int]) -> bool:
+    """Whether segments of one kind of the first are of one kind of the second."""
+    first: dict[int, int] = {}
+    same_length = len(fine) == len(coarse)
+    return same_length and all(first.setdefault(a, b) == b for a, b in zip(fine, coarse, strict=True))
 
 
 def replicated(node: OpNode) -> Strategy:

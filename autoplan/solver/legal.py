@@ -1,8 +1,8 @@
 """Is a plan legal on this graph? Asked for every graph that runs, since plans are edited and shapes change.
 
 Every strategy must be a row of the rule table for the shapes at hand. Segments of one class are equal, so one of each
-class is checked. On the batch axis nothing may communicate and the loss must be a sum over the parts; on the tensor
-axis the loss must leave whole, and what crosses between segments whole or split.
+class of the plan is checked. On the batch axis nothing may communicate and the loss must be a sum over the parts; on
+the tensor axis the loss must leave whole, and what crosses between segments whole or split.
 """
 
 from autoplan.errors import PlanError
@@ -18,8 +18,8 @@ def check_strategies(plan: Plan, segmented: SegmentedGraph) -> None:
     """Raise PlanError naming the op, weight or value that cannot be split as planned on this graph."""
     placed = place(plan, segmented)
     whole = segmented.graph
-    kinds = range(len(segmented.kind_names))
-    nodes = [n for kind in kinds for n in segmented.representative(kind).nodes]
+    first = dict(reversed(list(zip(plan.segment_kinds, segmented.segments, strict=True))))
+    nodes = [n for kind in sorted(first) for n in first[kind].nodes]
     _check_axis("batch", whole, [placed.ops[n] for n in (*segmented.prelude, *nodes)], plan.parts)
     batch = {name: op.batch for name, op in placed.ops.items()}
     local = localize(whole, batch, {name: value.batch for name, value in placed.values.items()}, plan.parts)

@@ -1,4 +1,7 @@
-"""Refuse, before any search, what cannot be: degrees and microbatches that do not divide, heads that would be split."""
+"""Refuse, before any search, what cannot be: degrees and microbatches that do not divide, heads that would be split.
+
+``pins_degrees.py`` has the rules for the mesh and the data ranks, ``pins_pipeline.py`` those for schedules and cuts.
+"""
 
 import math
 
@@ -7,6 +10,8 @@ from autoplan.errors import InputError
 from autoplan.ir import Graph, OpNode, SegmentedGraph
 from autoplan.solver.batch import BatchSplit
 from autoplan.solver.mesh import divisors
+from autoplan.solver.pins_degrees import check_degrees, check_experts, check_shards, listed
+from autoplan.solver.pins_pipeline import check_cuts, check_schedule
 from autoplan.solver.request import Request
 from autoplan.solver.work import ATTENTION_OPS
 
@@ -16,11 +21,26 @@ _SAME_HEADS = frozenset(
 )  # fmt: skip
 
 
-def check_pins(sg: SegmentedGraph, split: BatchSplit, cluster: Cluster, request: Request) -> None:
-    """Raise InputError naming the pin and its valid values."""
-    _check_degrees(sg, cluster, request)
+def check_pins(
+    sg: SegmentedGraph,
+    split: BatchSplit,
+    cluster: Cluster,
+    request: Request,
+    *,
+    context_degrees: tuple[int, ...],
+    num_experts: int,
+) -> None:
+    """Raise InputError naming the pin and its valid values.
+
+    ``context_degrees`` are those that the sequence allows, 1 among them; ``num_experts`` is 0 without a mixture.
+    """
+    check_degrees(cluster, request, context_degrees)
+    check_experts(cluster, request, context_degrees, num_experts)
+    check_shards(cluster, request, context_degrees)
     _check_heads(sg.graph, cluster, request)
     _check_batch(sg.graph.batch_size, split, cluster, request)
+    check_schedule(sg, cluster, request)
+    check_cuts(sg, cluster, request)
 
 
 def tensor_degrees(sg: SegmentedGraph, cluster: Cluster) -> tuple[int, ...]:
@@ -51,37 +71,6 @@ def _attention(graph: Graph) -> list[OpNode]:
     return [node for node in graph.nodes if node.op in ATTENTION_OPS]
 
 
-def _listed(values: tuple[int, ...]) -> str:
-    return ", ".join(map(str, values))
-
-
-def _check_degrees(sg: SegmentedGraph, cluster: Cluster, request: Request) -> None:
-    devices = cluster.num_devices
-    degrees = {"pp": request.pp, "dp": request.dp, "tp": request.tp}
-    pinned = {name: degree for name, degree in degrees.items() if degree is not None}
-    for name, degree in pinned.items():
-        if devices % degree:
-            raise InputError(
-                f"{name}={degree} does not divide the {devices} devices of {cluster}; "
-                f"valid: {_listed(divisors(devices))}"
-            )
-    product = math.prod(pinned.values())
-    if devices % product or (len(pinned) == 3 and product != devices):
-        names = " x ".join(f"{name}={degree}" for name, degree in pinned.items())
-        raise InputError(
-            f"{names} makes {product}, but {cluster} has {devices} devices; the degrees must multiply to {devices}: "
-            "leave one of them out"
-        )
-    if request.tp is not None and cluster.devices_per_node % request.tp:
-        valid = _listed(divisors(cluster.devices_per_node))
-        raise InputError(
-            f"tp={request.tp} does not fit a node of {cluster.devices_per_node} devices; tensor parallelism stays "
-            f"inside a node, valid: {valid}"
-        )
-    if request.pp is not None and request.pp > len(sg.segments):
-        raise InputError(f"pp={request.pp} needs as many segments, the model has {len(sg.segments)}; use at most that")
-
-
 def _check_heads(graph: Graph, cluster: Cluster, request: Request) -> None:
     tp = request.tp
     if tp is None or tp == 1:
@@ -93,7 +82,7 @@ def _check_heads(graph: Graph, cluster: Cluster, request: Request) -> None:
             valid = tuple(d for d in divisors(cluster.devices_per_node) if common % d == 0)
             raise InputError(
                 f"tp={tp} would split an attention head: {node.where} has {queries} query heads and {keys} key-value "
-                f"heads, and tp must divide both; valid: {_listed(valid)}"
+                f"heads, and tp must divide both; valid: {listed(valid)}"
             )
 
 
@@ -103,16 +92,11 @@ def _check_batch(batch: int, split: BatchSplit, cluster: Cluster, request: Reque
         raise InputError(f"the batch cannot be split: {split.obstacle}. Use pp=1, dp=1 and microbatch={batch}")
     if request.dp is not None and batch % request.dp:
         valid = tuple(d for d in divisors(cluster.num_devices) if batch % d == 0)
-        raise InputError(f"dp={request.dp} does not divide the batch of {batch}; valid: {_listed(valid)}")
-    if request.pp is not None and request.pp > batch // (request.dp or 1) // (request.microbatch or 1):
-        raise InputError(
-            f"pp={request.pp} needs at least as many microbatches, but a batch of {batch} over dp={request.dp or 1} in "
-            f"microbatches of {request.microbatch or 1} gives fewer: raise the batch, or lower pp, dp or microbatch"
-        )
+        raise InputError(f"dp={request.dp} does not divide the batch of {batch}; valid: {listed(valid)}")
     if request.microbatch is not None:
         samples = batch // (request.dp or 1)
         if samples % request.microbatch:
             raise InputError(
                 f"microbatch={request.microbatch} does not divide the {samples} samples of a data-parallel rank; "
-                f"valid: {_listed(divisors(samples))}"
+                f"valid: {listed(divisors(samples))}"
             )
