@@ -3,22 +3,23 @@
 from collections.abc import Container, Iterable, Sequence
 from html import escape
 
+from autoplan.plan.money import BILL_NOTE, Bill, bill_pairs, bill_title, formula_pairs
 from autoplan.plan.plan import Plan
 from autoplan.plan.rows import ChoiceFacts
 from autoplan.plan.summary import mesh_words, not_yet_words, over_data_words, proof_pairs, speed_words, summary_pairs
 from autoplan.plan.words import bytes_text, count_text, ranges_text, ranks_text, rate_text, share_text, time_text
 from autoplan.report.report import PlaceRow, Report, RunnerUpRow, make_report
 from autoplan.report.svg import legend, memory_svg, step_svg, timeline_svg
-from autoplan.report.timeline import shown_windows, simulate
+from autoplan.report.timeline import Timeline, shown_windows, simulate
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #1c2430; --soft: #5b6675; --line: #dfe3e8;
   --idle: #eceff3; --forward: #2f6fde; --backward: #e08214; --after: #9aa5b1; --limit: #c62828; --on: #fff;
-  --c0: #2f6fde; --c1: #e08214; --c2: #1b9e77; --c3: #c2479b; --c4: #7b5ea7; --c5: #b8860b; --c6: #17a2b8;
+  --weight: #1b9e77; --c0: #2f6fde; --c1: #e08214; --c2: #1b9e77; --c3: #c2479b; --c4: #7b5ea7; --c5: #b8860b; --c6: #17a2b8;
   --c7: #8d6e63; --c8: #6c8e23; --c9: #607d8b; }
 @media (prefers-color-scheme: dark) { :root { --page: #12161c; --card: #1a2028; --ink: #e6eaf0; --soft: #9aa5b5;
   --line: #2d3641; --idle: #252d37; --forward: #5b93f0; --backward: #f0a04b; --after: #6d7885; --limit: #ff6b6b;
-  --on: #10141a; --c0: #5b93f0; --c1: #f0a04b; --c2: #3fc49a; --c3: #e073bd; --c4: #a78bda; --c5: #d9b04a;
+  --on: #10141a; --weight: #3fc49a; --c0: #5b93f0; --c1: #f0a04b; --c2: #3fc49a; --c3: #e073bd; --c4: #a78bda; --c5: #d9b04a;
   --c6: #45c4d8; --c7: #b79a8f; --c8: #9dbf52; --c9: #90a4ae; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
@@ -42,27 +43,29 @@ table { margin-top: 10px; } code { font: .9em ui-monospace, monospace; overflow-
 .chart .in { fill: var(--on); font-size: 11px; text-anchor: middle; } .chart .gap { text-anchor: middle; }
 .chart rect { stroke: var(--card); stroke-width: .6; } .tick { stroke: var(--soft); }
 .idle { fill: var(--idle); } .forward { fill: var(--forward); } .backward { fill: var(--backward); }
-.after { fill: var(--after); } .limit { stroke: var(--limit); stroke-width: 2.5; stroke-dasharray: 6 3; }
+.weight { fill: var(--weight); } .after { fill: var(--after); }
+.limit { stroke: var(--limit); stroke-width: 2.5; stroke-dasharray: 6 3; }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 10px 0 0; padding: 0; }
 .key { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 6px; }
 """ + "".join(f".c{i} {{ fill: var(--c{i}); background: var(--c{i}); }}\n" for i in range(10))
 
-_TIMELINE_LEGEND = (
-    '<ul class="legend">'
-    '<li><span class="key" style="background:var(--forward)"></span>forward pass, number of the microbatch</li>'
-    '<li><span class="key" style="background:var(--backward)"></span>backward pass</li>'
-    '<li><span class="key" style="background:var(--idle)"></span>waiting</li>'
-    '<li><span class="key" style="background:var(--after)"></span>gradient reduction, optimizer</li></ul>'
+_TIMELINE_KEYS = (
+    ("forward", "forward pass, number of the microbatch"),
+    ("backward", "backward pass"),
+    ("weight", "gradient of weights"),
+    ("idle", "waiting"),
+    ("after", "gradient reduction, optimizer"),
 )
 
 
-def report_html(plan: Plan) -> str:
+def report_html(plan: Plan, bill: Bill | None = None) -> str:
     """The whole report as one page."""
-    report = make_report(plan)
+    report = make_report(plan, bill)
     body = [
         _head(plan, report),
         _section("Proof", _table(("", ""), proof_pairs(plan))),
         *_choices(report),
+        *_bill(report),
         _timeline(plan, report),
         _section("Time of a step", _wide(step_svg(report)), legend([s.cause for s in report.step]), _shares(report)),
         _memory(report),
@@ -141,6 +144,14 @@ def _choices(report: Report) -> list[str]:
     return [_section("Good plans", f'<p class="soft">{note}</p>', rows)]
 
 
+def _bill(report: Report) -> list[str]:
+    """Time and cost, where somebody asked."""
+    if report.bill is None:
+        return []
+    rows = (*bill_pairs(report.bill), *((f"{name} =", formula) for name, formula in formula_pairs(report.bill)))
+    return [_section(bill_title(report.bill), _table(("", ""), rows), f'<p class="soft">{escape(BILL_NOTE)}</p>')]
+
+
 def _choice(facts: ChoiceFacts) -> tuple[str, ...]:
     rate = facts.tokens_per_s or facts.samples_per_s
     return (
@@ -162,7 +173,15 @@ def _timeline(plan: Plan, report: Report) -> str:
     note = f"Beginning and end of {count_text(report.num_microbatches, 'microbatch')}. " if cut else ""
     words = f'<p class="soft">{note}Replayed from the predicted forward and backward times of each stage.</p>'
     picture = _wide(timeline_svg(timeline))
-    return _section("Timeline of a step", words, picture, _TIMELINE_LEGEND)
+    return _section("Timeline of a step", words, picture, _timeline_legend(timeline))
+
+
+def _timeline_legend(timeline: Timeline) -> str:
+    keys = [key for key in _TIMELINE_KEYS if key[0] != "weight" or timeline.splits_backward]
+    items = [f'<li><span class="key" style="background:var(--{css})"></span>{words}</li>' for css, words in keys]
+    if timeline.chunks > 1:
+        items.append("<li>stages of a place from dark to light</li>")
+    return f'<ul class="legend">{"".join(items)}</ul>'
 
 
 def _shares(report: Report) -> str:

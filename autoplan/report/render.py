@@ -32,21 +32,23 @@ def _enum_value(value: object) -> object:
 
 
 def timeline_text(timeline: Timeline) -> str:
-    """One row a stage: digits are forward passes, letters backward passes of microbatch 0 (a), 1 (b), ..."""
+    """One row a stage or place: digits are forward passes, letters backward passes of microbatch 0 (a), 1 (b), ..."""
     windows = shown_windows(timeline, least_passes=16)
     shown = " ... ".join(f"{time_text(w.start_us)} to {time_text(w.end_us)}" for w in windows)
     lines = [
         f"Timeline of a step, {shown}",
         "  digits: forward pass of that microbatch; letters: its backward pass (a for 0, b for 1, ...); . waits",
     ]
-    for stage, passes in enumerate(timeline.passes):
+    if timeline.splits_backward:
+        lines.append("  capitals: gradient of the weights")
+    for name, passes in zip(timeline.row_names, timeline.passes, strict=True):
         parts = [_row(passes, window, _COLUMNS // len(windows), timeline.end_us) for window in windows]
-        lines.append(f"  stage {stage:<3} {' ~ '.join(parts)}")
+        lines.append(f"  {name:<9} {' ~ '.join(parts)}")
     return "\n".join(lines) + "\n"
 
 
 def _row(passes: tuple[Pass, ...], window: Window, columns: int, end_us: float) -> str:
-    """What the stage does in the middle of each of ``columns`` equal spans."""
+    """What the row does in the middle of each of ``columns`` equal spans."""
     span = (window.end_us - window.start_us) / columns
     cells, remaining = "", iter(passes)
     current = next(remaining, None)
@@ -63,4 +65,5 @@ def _row(passes: tuple[Pass, ...], window: Window, columns: int, end_us: float) 
 
 def _letter(shown: Pass) -> str:
     digit = shown.microbatch % 10
-    return str(digit) if shown.direction == "forward" else "abcdefghij"[digit]
+    letters = {"forward": "0123456789", "backward": "abcdefghij", "weight": "ABCDEFGHIJ"}
+    return letters[shown.direction][digit]

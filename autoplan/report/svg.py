@@ -22,14 +22,17 @@ _BAR = 22
 
 
 def timeline_svg(timeline: Timeline) -> str:
-    """One row a stage, time to the right; a long step shows its beginning and its end."""
+    """One row a stage or place, time to the right; a long step shows its beginning and its end.
+
+    Stages of one place differ in shade, the first the darkest.
+    """
     windows = shown_windows(timeline)
     axes = _axes(windows)
     height = _ROW * len(timeline.passes) + 34
-    parts = [_labels([f"stage {stage}" for stage in range(len(timeline.passes))])]
+    parts = [_labels(timeline.row_names)]
     for axis in axes:
-        for stage, passes in enumerate(timeline.passes):
-            parts.extend(_track(axis, stage, passes, timeline))
+        for row, passes in enumerate(timeline.passes):
+            parts.extend(_track(axis, row, passes, timeline))
         parts.extend(_ticks(axis, height))
     if len(axes) > 1:
         middle = axes[0].right + _GAP / 2
@@ -64,23 +67,24 @@ def _axes(windows: tuple[Window, ...]) -> tuple[_Axis, ...]:
     return tuple(axes)
 
 
-def _track(axis: _Axis, stage: int, passes: tuple[Pass, ...], timeline: Timeline) -> Iterator[str]:
-    y = stage * _ROW + 4
+def _track(axis: _Axis, row: int, passes: tuple[Pass, ...], timeline: Timeline) -> Iterator[str]:
+    y = row * _ROW + 4
     yield _rect("idle", axis.left, axis.right, y)
     for shown in passes:
         if shown.end_us > axis.window.start_us and shown.start_us < axis.window.end_us:
-            yield from _pass(axis, y, shown)
+            yield from _pass(axis, y, shown, 1 - 0.4 * shown.chunk / max(1, timeline.chunks - 1))
     start, end = axis.x(timeline.end_us), axis.x(timeline.step_us)
     if end - start > 0.5:
         rest = time_text(timeline.step_us - timeline.end_us)
         yield _rect("after", start, end, y, f"after the pipeline: gradient reduction, optimizer, {rest}")
 
 
-def _pass(axis: _Axis, y: float, shown: Pass) -> Iterator[str]:
+def _pass(axis: _Axis, y: float, shown: Pass, opacity: float) -> Iterator[str]:
     left, right = axis.x(shown.start_us), axis.x(shown.end_us)
     span = f"{time_text(shown.start_us)} to {time_text(shown.end_us)}"
-    words = f"stage {shown.stage}, microbatch {shown.microbatch}, {shown.direction}, {span}"
-    yield _rect(shown.direction, left, right, y, words)
+    what = "gradient of weights" if shown.direction == "weight" else shown.direction
+    words = f"stage {shown.stage}, microbatch {shown.microbatch}, {what}, {span}"
+    yield _rect(shown.direction, left, right, y, words, opacity)
     label = str(shown.microbatch)
     if right - left > 7 * len(label) + 4:
         yield f'<text class="in" x="{(left + right) / 2:.1f}" y="{y + 15.5:.1f}">{label}</text>'
@@ -100,8 +104,8 @@ def _ticks(axis: _Axis, height: float) -> Iterator[str]:
 
 def _timeline_words(timeline: Timeline) -> str:
     idle = "; ".join(
-        f"stage {stage} runs {len(passes)} passes and waits {time_text(timeline.idle_us(stage))}"
-        for stage, passes in enumerate(timeline.passes)
+        f"{name} runs {len(passes)} passes and waits {time_text(timeline.idle_us(row))}"
+        for row, (name, passes) in enumerate(zip(timeline.row_names, timeline.passes, strict=True))
     )
     return f"The step takes {time_text(timeline.step_us)}, its pipeline {time_text(timeline.end_us)}. {idle}."
 
@@ -155,10 +159,11 @@ def _stack(
         left = right
 
 
-def _rect(css: str, left: float, right: float, y: float, words: str = "") -> str:
+def _rect(css: str, left: float, right: float, y: float, words: str = "", opacity: float = 1.0) -> str:
     title = f"<title>{escape(words)}</title>" if words else ""
     width = max(0.0, right - left)
-    return f'<rect class="{css}" x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_BAR}">{title}</rect>'
+    shade = f' fill-opacity="{opacity:.2f}"' if opacity < 1 else ""
+    return f'<rect class="{css}" x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{_BAR}"{shade}>{title}</rect>'
 
 
 def _labels(names: Sequence[str]) -> str:

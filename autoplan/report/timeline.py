@@ -1,23 +1,29 @@
-"""The pipeline's step in time: stage times and a schedule in, the start and end of every pass out.
+"""The pipeline's step in time, for pictures: a plan in, the start and end of every pass out.
 
-Each stage runs its passes in the order of 1F1B: min(m, p - 1 - s) forward passes to fill the pipeline, then one forward
-and one backward in turn, then the backward passes that are left. A forward pass waits for the same microbatch on the
-stage before, a backward pass for the stage after. Sends take no time of their own here: the stages' times include it.
+The plan's schedule is played through by ``plan.simulate``. Sends take no time of their own here: the stages' times
+include it.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from autoplan.plan.plan import Plan
+from autoplan.plan.schedule import What
+from autoplan.plan.simulate import Span, StageTimes
+from autoplan.plan.simulate import simulate as play
 
-Direction = Literal["forward", "backward"]
+Direction = Literal["forward", "backward", "weight"]
+DIRECTIONS: dict[What, Direction] = {"F": "forward", "B": "backward", "W": "weight"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One stage at work on one microbatch."""
+    """One stage at work on one microbatch; ``weight`` is the gradient of its weights where the backward is split."""
 
     stage: int
+    chunk: int
+    """Which of the stages of its place it is."""
     microbatch: int
     direction: Direction
     start_us: float
@@ -26,63 +32,53 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """All passes of a step, stage by stage in running order; ``end_us`` is the end of the last one."""
+    """All passes of a step, place by place in running order; ``end_us`` is the end of the last one."""
 
     passes: tuple[tuple[Pass, ...], ...]
-    """One tuple per stage."""
+    """One tuple per place on the pp axis."""
+    chunks: int
+    """Stages of a place."""
     end_us: float
     step_us: float
     """The plan's predicted step; what exceeds ``end_us`` is outside the pipeline (gradient reduction, optimizer)."""
 
-    def idle_us(self, stage: int) -> float:
-        """Time that the stage waits between the start of the step and the end of the last pass."""
-        return self.end_us - sum(p.end_us - p.start_us for p in self.passes[stage])
+    def idle_us(self, place: int) -> float:
+        """Time that the place waits between the start of the step and the end of the last pass."""
+        return self.end_us - sum(p.end_us - p.start_us for p in self.passes[place])
 
+    @property
+    def row_names(self) -> tuple[str, ...]:
+        """What each row is: a stage, or a place that holds several."""
+        word = "stage" if self.chunks == 1 else "place"
+        return tuple(f"{word} {place}" for place in range(len(self.passes)))
 
-def pass_order(num_stages: int, stage: int, num_microbatches: int) -> tuple[tuple[Direction, int], ...]:
-    """Direction and microbatch of each pass of a stage, in running order."""
-    warmup = min(num_microbatches, num_stages - 1 - stage)
-    order: list[tuple[Direction, int]] = [("forward", i) for i in range(warmup)]
-    for i in range(num_microbatches - warmup):
-        order += [("forward", warmup + i), ("backward", i)]
-    return (*order, *(("backward", i) for i in range(num_microbatches - warmup, num_microbatches)))
+    @property
+    def splits_backward(self) -> bool:
+        """Whether there are passes for gradients of weights."""
+        return any(p.direction == "weight" for p in self.passes[0])
 
 
 def simulate(plan: Plan) -> Timeline:
-    """Replay the 1F1B step of a plan from its stages' forward and backward times."""
-    num_stages = len(plan.stages)
-    waiting = [list(pass_order(num_stages, s, plan.num_microbatches)) for s in range(num_stages)]
-    for order in waiting:
-        order.reverse()
-    ends: dict[tuple[int, Direction, int], float] = {}
-    done: list[list[Pass]] = [[] for _ in range(num_stages)]
-    while any(waiting):
-        before = len(ends)
-        for stage, order in enumerate(waiting):
-            while order and (ready := _ready_us(ends, num_stages, stage, order[-1])) is not None:
-                direction, microbatch = order.pop()
-                start = max(ready, done[stage][-1].end_us if done[stage] else 0.0)
-                times = plan.stages[stage]
-                end = start + (times.forward_us if direction == "forward" else times.backward_us)
-                ends[stage, direction, microbatch] = end
-                done[stage].append(
-                    Pass(stage=stage, microbatch=microbatch, direction=direction, start_us=start, end_us=end)
-                )
-        assert len(ends) > before, "1F1B never waits for itself"
-    end_us = max(passes[-1].end_us for passes in done)
-    return Timeline(passes=tuple(map(tuple, done)), end_us=end_us, step_us=max(plan.step.total, end_us))
+    """Play the step of a plan from its stages' times. Raises InputError where its schedule does not exist."""
+    stages = [
+        StageTimes(forward_us=s.forward_us, input_us=s.backward_us - s.weight_us, weight_us=s.weight_us)
+        for s in plan.stages
+    ]
+    pp = plan.mesh.size("pp")
+    step = play(plan.schedule, pp, plan.chunks, plan.num_microbatches, stages)
+    passes = tuple(tuple(_passes(spans)) for spans in step.spans)
+    end_us = step.makespan_us
+    return Timeline(passes=passes, chunks=plan.chunks, end_us=end_us, step_us=max(plan.step.total, end_us))
 
 
-def _ready_us(
-    ends: dict[tuple[int, Direction, int], float], num_stages: int, stage: int, step: tuple[Direction, int]
-) -> float | None:
-    """When the input of a pass is there; None while it is not."""
-    match step:
-        case ("forward", microbatch):
-            return ends.get((stage - 1, "forward", microbatch)) if stage else 0.0
-        case (_, microbatch):
-            last = stage == num_stages - 1
-            return ends.get((stage, "forward", microbatch) if last else (stage + 1, "backward", microbatch))
+def _passes(spans: tuple[Span, ...]) -> Iterator[Pass]:
+    held = sorted({span.action.stage for span in spans})
+    chunk_of = {stage: chunk for chunk, stage in enumerate(held)}
+    for (what, stage, microbatch), start_us, end_us in spans:
+        yield Pass(
+            stage=stage, chunk=chunk_of[stage], microbatch=microbatch, direction=DIRECTIONS[what],
+            start_us=start_us, end_us=end_us,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +90,29 @@ class Window:
 
 
 def shown_windows(timeline: Timeline, least_passes: int = 24) -> tuple[Window, ...]:
-    """The whole step, or its beginning and its end when there are too many microbatches to see.
+    """The whole step, or its beginning and its end when there are too many passes to see.
 
-    ``least_passes`` pairs of passes are always shown, and more where the pipeline takes longer to fill and to drain.
+    ``least_passes`` forward passes of a place with their backward passes are always shown, half at each end, and more
+    where the pipeline takes longer to fill and to drain.
     """
-    most_passes = max(least_passes, 2 * len(timeline.passes) + 8)
-    num_microbatches = len(timeline.passes[0]) // 2
-    busiest = max(timeline.end_us - timeline.idle_us(stage) for stage in range(len(timeline.passes)))
-    if num_microbatches <= most_passes or not busiest:
+    forward = sum(p.direction == "forward" for p in timeline.passes[0])
+    busiest = max(timeline.end_us - timeline.idle_us(place) for place in range(len(timeline.passes)))
+    pair = busiest / forward
+    shown = max(least_passes / 2 * pair, max(_filled_us(timeline), _draining_us(timeline)) + 4 * pair)
+    if 2 * shown >= timeline.end_us:
         return (Window(start_us=0.0, end_us=timeline.step_us),)
-    shown = most_passes / 2 * busiest / num_microbatches
     return (
         Window(start_us=0.0, end_us=shown),
         Window(start_us=timeline.end_us - shown, end_us=timeline.step_us),
     )
+
+
+def _filled_us(timeline: Timeline) -> float:
+    """Until when a place waits for its first backward pass."""
+    return max(next(p.start_us for p in passes if p.direction == "backward") for passes in timeline.passes)
+
+
+def _draining_us(timeline: Timeline) -> float:
+    """For how long a place has had its last forward pass when the pipeline ends."""
+    ends = [next(p.end_us for p in reversed(passes) if p.direction == "forward") for passes in timeline.passes]
+    return timeline.end_us - min(ends)
