@@ -15,12 +15,12 @@ from autoplan.report.timeline import Timeline, shown_windows, simulate
 _STYLE = """
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #1c2430; --soft: #5b6675; --line: #dfe3e8;
   --idle: #eceff3; --forward: #2f6fde; --backward: #e08214; --after: #9aa5b1; --limit: #c62828; --on: #fff;
-  --weight: #1b9e77; --c0: #2f6fde; --c1: #e08214; --c2: #1b9e77; --c3: #c2479b; --c4: #7b5ea7; --c5: #b8860b; --c6: #17a2b8;
-  --c7: #8d6e63; --c8: #6c8e23; --c9: #607d8b; }
+  --c0: #2f6fde; --c1: #e08214; --c2: #1b9e77; --c3: #c2479b; --c4: #7b5ea7; --c5: #b8860b; --c6: #17a2b8;
+  --c7: #8d6e63; --c8: #6c8e23; --c9: #607d8b; --weight: #1b9e77; }
 @media (prefers-color-scheme: dark) { :root { --page: #12161c; --card: #1a2028; --ink: #e6eaf0; --soft: #9aa5b5;
   --line: #2d3641; --idle: #252d37; --forward: #5b93f0; --backward: #f0a04b; --after: #6d7885; --limit: #ff6b6b;
-  --on: #10141a; --weight: #3fc49a; --c0: #5b93f0; --c1: #f0a04b; --c2: #3fc49a; --c3: #e073bd; --c4: #a78bda; --c5: #d9b04a;
-  --c6: #45c4d8; --c7: #b79a8f; --c8: #9dbf52; --c9: #90a4ae; } }
+  --on: #10141a; --c0: #5b93f0; --c1: #f0a04b; --c2: #3fc49a; --c3: #e073bd; --c4: #a78bda; --c5: #d9b04a;
+  --c6: #45c4d8; --c7: #b79a8f; --c8: #9dbf52; --c9: #90a4ae; --weight: #3fc49a; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 60px; }
