@@ -1,98 +1,64 @@
-"""One class of segments as an exact ILP over placements, stated in PuLP and solved by HiGHS.
+"""One class of segments, exactly: by elimination of variables, or where that needs too large a table by an ILP.
 
-Variables
-    x[n, k]        node n uses candidate k; binary, one per node                     (_add_nodes)
-    p[v, s]        parameter v lives in placement s; binary, one per parameter       (_add_params)
-    y[v, G, d]     value v is moved to placement d from a source in the group G      (_add_moves)
-    keep[v, s]     value v is kept for backward as it was made, in s                 (_add_memory)
-    fresh[v, d]    the moved copy of v in d is kept for backward                     (_add_memory)
-Objective
-    time of a microbatch + step weight x gradient sums + price x parameter bytes + price x kept bytes
-
-Sources whose move to d costs the same form one group, so y is shared by every reader that wants d and its price is
-what runs. ``choice.objective`` states the same cost without a solver. docs/formulation.md has the mathematics.
+Both minimise ``choice.objective`` with a tie-break per move, and the tests hold them against each other.
+docs/formulation.md has the mathematics.
 """
 
+import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-import pulp
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from autoplan.sharding import Placement
-from autoplan.solver.choice import Choice
-from autoplan.solver.milp import SolveState, run_solver
-from autoplan.solver.problem import Prices, Problem, Storage, ValueProblem, local_bytes
+from autoplan.solver.choice import BlockSolution, Choice, Resolved, activation_bytes, resolve
+from autoplan.solver.eliminate import LARGEST_TABLE, Costs, Minimum, min_marginals, minimise
+from autoplan.solver.ilp import solve_ilp
+from autoplan.solver.milp import SolveState
+from autoplan.solver.network import UNITS_PER_US, Network, ValueFacts, build_network, tables_at, value_facts
+from autoplan.solver.problem import Candidate, Prices, Problem
 
-TIE_BREAK_US = 1e-4
-"""Per move, so that of two equal plans the one with fewer changes of placement wins."""
-_ORDER_US = 1e-9
 Fixed = Mapping[str, Placement]
-MoveKey = tuple[str, Placement, Placement]
+_Choice = TypeVar("_Choice", Candidate, Placement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSolution:
-    """The end of one solve; ``choice`` is there when the state is OPTIMAL or FEASIBLE."""
-
-    state: SolveState
-    choice: Choice | None
-    objective: float
-    """Tie-break included; infinite without a choice."""
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Is:
-    """A 0/1 statement: the sum of binary variables and a constant. Kept apart from PuLP's expressions for speed."""
-
-    variables: tuple[pulp.LpVariable, ...] = ()
-    constant: int = 0
-
-    @property
-    def expression(self) -> pulp.LpAffineExpression:
-        """As PuLP writes it."""
-        return pulp.LpAffineExpression([(v, 1) for v in self.variables], constant=self.constant)
-
-
-_ALWAYS = _Is(constant=1)
-_Wants = dict[Placement, _Is]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Model:
-    """The ILP while it is being stated."""
+class Block:
+    """A problem with what several solves of it share."""
 
     problem: Problem
-    lp: pulp.LpProblem
-    cost: list[tuple[pulp.LpVariable, float]] = field(default_factory=list)
-    x: list[list[pulp.LpVariable]] = field(default_factory=list)
-    params: dict[str, dict[Placement, pulp.LpVariable]] = field(default_factory=dict)
-    made: dict[str, dict[Placement, _Is]] = field(default_factory=dict)
-    """Value to (source placement to the statement that it is made so)."""
-    count: int = 0
+    facts: tuple[ValueFacts, ...] = field(repr=False)
+    largest_table: int
+    """Entries; beyond these the ILP is solved."""
+    networks: dict[bool, Network] = field(default_factory=dict, repr=False)
+    """With and without what is kept for backward."""
 
-    def variable(self, cost: float, *, binary: bool = False) -> pulp.LpVariable:
-        """A new variable between 0 and 1 with its share of the objective."""
-        self.count += 1
-        category = pulp.LpBinary if binary else pulp.LpContinuous
-        made = self.lp.add_variable(f"v{self.count}", 0, 1, category)
-        self.cost.append((made, cost + _ORDER_US * (self.count % 97) * binary))
-        return made
+    def network(self, prices: Prices) -> Network:
+        """The tables that these prices need."""
+        with_memory = prices.activation_us_per_byte > 0
+        if with_memory not in self.networks:
+            self.networks[with_memory] = build_network(self.problem, self.facts, with_memory=with_memory)
+        return self.networks[with_memory]
 
-    def equate(self, parts: list[pulp.LpVariable], whole: _Is) -> None:
-        """The parts sum to the statement."""
-        terms = [(part, 1) for part in parts] + [(variable, -1) for variable in whole.variables]
-        self.lp += pulp.LpConstraint(pulp.LpAffineExpression(terms), pulp.LpConstraintEQ, rhs=whole.constant)
+    def fits(self, prices: Prices) -> bool:
+        """Whether elimination needs no table that is too large."""
+        return self.network(prices).plan.largest <= self.largest_table
 
-    def at_least(self, large: pulp.LpVariable, small: pulp.LpVariable) -> None:
-        """One variable is at least another."""
-        expression = pulp.LpAffineExpression([(large, 1), (small, -1)])
-        self.lp += pulp.LpConstraint(expression, pulp.LpConstraintGE, rhs=0)
 
-    def add(self, constraint: pulp.LpConstraint) -> None:
-        """One more constraint."""
-        self.lp += constraint
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternatives:
+    """The least objective in us, tie-break included, of any answer that makes one given choice; infinite for none."""
+
+    nodes: tuple[tuple[tuple[Candidate, float], ...], ...]
+    """By node of the problem: every candidate."""
+    params: tuple[tuple[str, tuple[tuple[Placement, float], ...]], ...]
+    """By parameter: every placement it may live in."""
+
+
+def make_block(problem: Problem, *, largest_table: int | None = None) -> Block:
+    """Prepare a problem to be solved at several prices."""
+    largest = LARGEST_TABLE if largest_table is None else largest_table
+    return Block(problem=problem, facts=value_facts(problem), largest_table=largest)
 
 
 def solve_block(
@@ -100,172 +66,90 @@ def solve_block(
 ) -> BlockSolution:
     """Best choice for one class. ``fixed`` pins parameters, by value name, to one of their sources.
 
-    Deterministic: same problem, same choice. No answer is a state of the solution, never an exception.
+    Deterministic: same problem, same choice. No answer is a state of the solution, never an exception. The time limit
+    is that of the ILP; elimination takes milliseconds.
     """
+    return solve(make_block(problem), prices, fixed, time_limit_s)
+
+
+def solve(block: Block, prices: Prices, fixed: Fixed | None = None, time_limit_s: float = 10.0) -> BlockSolution:
+    """As ``solve_block``, of a problem that was prepared."""
+    if not block.fits(prices):
+        return solve_ilp(block.problem, prices, fixed, time_limit_s)
     start = time.monotonic()
-    model = _Model(problem=problem, lp=pulp.LpProblem("block", pulp.LpMinimize))
-    _add_nodes(model, prices)
-    _add_values(model, prices, fixed or {})
-    _add_moves(model)
-    if prices.activation_us_per_byte > 0:
-        _add_memory(model, prices.activation_us_per_byte)
-    model.lp.setObjective(pulp.LpAffineExpression(model.cost))
-    state = run_solver(model.lp, time_limit_s)
-    seconds = time.monotonic() - start
-    if not state.has_solution:
-        return BlockSolution(state=state, choice=None, objective=float("inf"), seconds=seconds)
-    objective = float(pulp.value(model.lp.objective))
-    return BlockSolution(state=state, choice=_read(model), objective=objective, seconds=seconds)
+    network = block.network(prices)
+    found = minimise(network.plan, tables_at(network, prices, fixed or {}))
+    assert math.isfinite(found.cost), "every node has a candidate and every move a price"
+    return BlockSolution(
+        state=SolveState.OPTIMAL,
+        choice=_choice(network, found),
+        objective=found.cost / UNITS_PER_US,
+        seconds=time.monotonic() - start,
+    )
 
 
-def _add_nodes(model: _Model, prices: Prices) -> None:
-    extra = prices.activation_us_per_byte
-    for node in model.problem.nodes:
-        row = [model.variable(c.total_us + extra * c.extra_bytes, binary=True) for c in node.candidates]
-        model.x.append(row)
-        model.equate(row, _ALWAYS)
-        for index, result in enumerate(node.results):
-            sources = model.made.setdefault(result, {})
-            for placement in dict.fromkeys(c.strategy.outputs[index] for c in node.candidates):
-                chosen = (
-                    v for v, c in zip(row, node.candidates, strict=True) if c.strategy.outputs[index] == placement
-                )
-                sources[placement] = _Is(variables=tuple(chosen))
+def _choice(network: Network, found: Minimum) -> Choice:
+    nodes = len(network.problem.nodes)
+    sources = {v.name: v.sources for v in network.problem.values if v.origin == "param"}
+    states = zip(network.params, found.states[nodes:], strict=False)
+    return Choice(candidates=found.states[:nodes], params=tuple((name, sources[name][state]) for name, state in states))
 
 
-def _add_values(model: _Model, prices: Prices, fixed: Fixed) -> None:
-    for value in model.problem.values:
-        if value.origin == "param":
-            _add_param(model, value, prices, fixed.get(value.name))
-        elif value.origin != "node":
-            model.made[value.name] = {value.sources[0]: _ALWAYS}
+def solve_sweep(problem: Problem, prices: Sequence[Prices], fixed: Fixed | None = None) -> tuple[BlockSolution, ...]:
+    """One solve per price, then one more at the last of them with a price on memory that is kept for backward.
 
-
-def _add_param(model: _Model, value: ValueProblem, prices: Prices, pinned: Placement | None) -> None:
-    row = {}
-    for source, sync in zip(value.sources, value.sync_us, strict=True):
-        if pinned is None or source == pinned:
-            state = local_bytes(value.meta, source, model.problem.degree) * prices.state_us_per_byte
-            row[source] = model.variable(prices.step * sync + state, binary=True)
-    assert row, f"{value.name} cannot live in {pinned}; it can in {', '.join(map(str, value.sources))}"
-    model.equate(list(row.values()), _ALWAYS)
-    model.params[value.name] = row
-    model.made[value.name] = {source: _Is(variables=(variable,)) for source, variable in row.items()}
-
-
-def _readers(model: _Model) -> dict[str, list[_Wants]]:
-    """For each value and each reader: per placement, the statement that the reader wants it so.
-
-    A node that reads a value twice counts as two readers.
+    That price is what full recomputation pays per byte it frees, in the answer before: the last solve finds what
+    frees memory for less.
     """
-    found: dict[str, list[_Wants]] = {}
-    for node, row in zip(model.problem.nodes, model.x, strict=True):
-        for position, name in enumerate(node.operands):
-            mine: dict[Placement, list[pulp.LpVariable]] = {}
-            for variable, candidate in zip(row, node.candidates, strict=True):
-                mine.setdefault(candidate.strategy.inputs[position], []).append(variable)
-            found.setdefault(name, []).append(
-                {place: _Is(variables=tuple(found_so)) for place, found_so in mine.items()}
-            )
-    for name, dst in model.problem.outputs:
-        if dst is not None:
-            found.setdefault(name, []).append({dst: _ALWAYS})
-    return found
+    block = make_block(problem)
+    found = [solve(block, price, fixed) for price in prices]
+    if found[-1].choice is not None:
+        rate = recompute_us_per_byte(resolve(problem, found[-1].choice))
+        found.append(solve(block, replace(prices[-1], activation_us_per_byte=rate), fixed))
+    return tuple(found)
 
 
-def _add_moves(model: _Model) -> None:
-    for name, readers in _readers(model).items():
-        shared: dict[MoveKey, pulp.LpVariable] = {}
-        for wants in readers:
-            _add_edge(model, name, wants, shared if len(readers) > 1 else None)
+def recompute_us_per_byte(resolved: Resolved) -> float:
+    """Time of the forward pass over the bytes it leaves for backward; 0 where it leaves none."""
+    forward = sum(candidate.forward_us + candidate.internal_us for _, candidate in resolved.nodes)
+    moved = sum(resolved.move(key).forward_us for key in resolved.moves)
+    kept = activation_bytes(resolved)
+    return (forward + moved) / kept if kept else 0.0
 
 
-def _add_edge(model: _Model, name: str, wants: _Wants, shared: dict[MoveKey, pulp.LpVariable] | None) -> None:
-    """Transport of a value to one reader: what is made is what is sent, what is wanted is what arrives."""
-    sources = model.made[name]
-    flow: dict[tuple[Placement, Placement], pulp.LpVariable] = {}
-    for src in sources:
-        for dst in wants:
-            move = None if src == dst else model.problem.moves[name, src, dst]
-            price = 0.0 if move is None else move.total_us + TIE_BREAK_US
-            if move is None or shared is None:
-                flow[src, dst] = model.variable(price)
-                continue
-            flow[src, dst] = model.variable(0.0)
-            key = name, src, dst
-            if key not in shared:
-                shared[key] = model.variable(price)
-            model.at_least(shared[key], flow[src, dst])
-    for src, made in sources.items():
-        model.equate([flow[src, dst] for dst in wants], made)
-    for dst, wanted in wants.items():
-        model.equate([flow[src, dst] for src in sources], wanted)
+def alternatives(problem: Problem, prices: Prices, fixed: Fixed | None = None) -> Alternatives:
+    """What each single choice costs at best, the others free: the price of every candidate and every placement."""
+    block = make_block(problem)
+    if not block.fits(prices):
+        return _alternatives_by_ilp(problem, prices, fixed or {})
+    network = block.network(prices)
+    costs = min_marginals(network.plan, tables_at(network, prices, fixed or {}))
+    nodes = (_priced(n.candidates, costs[i]) for i, n in enumerate(problem.nodes))
+    sources = {v.name: v.sources for v in problem.values if v.origin == "param"}
+    params = ((name, _priced(sources[name], costs[len(problem.nodes) + i])) for i, name in enumerate(network.params))
+    return Alternatives(nodes=tuple(nodes), params=tuple(params))
 
 
-def _add_memory(model: _Model, price: float) -> None:
-    memory = _Memory(model=model, price=price)
-    for node, row in zip(model.problem.nodes, model.x, strict=True):
-        mine: dict[Storage, list[pulp.LpVariable]] = {}
-        for variable, candidate in zip(row, node.candidates, strict=True):
-            for storage in dict.fromkeys(candidate.saved):
-                mine.setdefault(storage, []).append(variable)
-        for storage, variables in mine.items():
-            model.add(memory.held(storage) >= pulp.lpSum(variables))
+def _priced(choices: tuple[_Choice, ...], costs: Costs) -> tuple[tuple[_Choice, float], ...]:
+    return tuple((choice, float(cost) / UNITS_PER_US) for choice, cost in zip(choices, costs, strict=True))
 
 
-@dataclass(slots=True, kw_only=True)
-class _Memory:
-    """Which storages stay alive: ``held`` asks for a placement of a value, ``kept`` for the value as it was made."""
+def _alternatives_by_ilp(problem: Problem, prices: Prices, fixed: Fixed) -> Alternatives:
+    def with_node(index: int, candidate: Candidate) -> float:
+        nodes = list(problem.nodes)
+        nodes[index] = replace(nodes[index], candidates=(candidate,))
+        return solve_ilp(replace(problem, nodes=tuple(nodes)), prices, fixed).objective
 
-    model: _Model
-    price: float
-    held_of: dict[Storage, pulp.LpVariable] = field(default_factory=dict)
-    kept_of: dict[Storage, pulp.LpVariable] = field(default_factory=dict)
+    def with_param(name: str, placement: Placement) -> float:
+        if fixed.get(name, placement) != placement:
+            return math.inf
+        return solve_ilp(problem, prices, {**fixed, name: placement}).objective
 
-    def held(self, storage: Storage) -> pulp.LpVariable:
-        """Variable that is 1 when the value must stay in that placement, with what follows for its memory."""
-        if storage not in self.held_of:
-            name, dst = storage
-            self.held_of[storage] = held = self.model.variable(0.0)
-            moves, sources = self.model.problem.moves, self.model.made[name]
-            moved = {src: moves[name, src, dst].copies for src in sources if (name, src, dst) in moves}
-            copies = [src for src, is_copy in moved.items() if is_copy]
-            if copies:
-                fresh = self.model.variable(self._cost(name, dst))
-                self.model.add(fresh >= held + pulp.lpSum(sources[src].expression for src in copies) - 1)
-            for src, made in sources.items():
-                if src == dst or moved.get(src) is False:
-                    self.model.add(self.kept((name, src)) >= held + made.expression - 1)
-        return self.held_of[storage]
-
-    def kept(self, storage: Storage) -> pulp.LpVariable:
-        """Variable that is 1 when the value must stay as it was made; a view passes this on to its operand."""
-        if storage not in self.kept_of:
-            name, src = storage
-            value = next(v for v in self.model.problem.values if v.name == name)
-            maker = next((i for i, n in enumerate(self.model.problem.nodes) if name in n.results and n.is_view), None)
-            counts = maker is None and value.origin in ("node", "input")
-            self.kept_of[storage] = kept = self.model.variable(self._cost(name, src) if counts else 0.0)
-            if maker is not None:
-                self._pass_on(kept, storage, maker)
-        return self.kept_of[storage]
-
-    def _pass_on(self, kept: pulp.LpVariable, storage: Storage, maker: int) -> None:
-        node = self.model.problem.nodes[maker]
-        index = node.results.index(storage[0])
-        groups: dict[Placement, list[pulp.LpVariable]] = {}
-        for variable, candidate in zip(self.model.x[maker], node.candidates, strict=True):
-            if candidate.strategy.outputs[index] == storage[1]:
-                groups.setdefault(candidate.strategy.inputs[0], []).append(variable)
-        for place, variables in groups.items():
-            self.model.add(self.held((node.operands[0], place)) >= kept + pulp.lpSum(variables) - 1)
-
-    def _cost(self, name: str, place: Placement) -> float:
-        value = next(v for v in self.model.problem.values if v.name == name)
-        return self.price * local_bytes(value.meta, place, self.model.problem.degree)
-
-
-def _read(model: _Model) -> Choice:
-    candidates = tuple(max(range(len(row)), key=lambda k, row=row: row[k].value()) for row in model.x)  # type: ignore[misc]
-    params = tuple((name, max(row, key=lambda s, row=row: row[s].value())) for name, row in model.params.items())  # type: ignore[misc]
-    return Choice(candidates=candidates, params=params)
+    return Alternatives(
+        nodes=tuple(tuple((c, with_node(i, c)) for c in node.candidates) for i, node in enumerate(problem.nodes)),
+        params=tuple(
+            (v.name, tuple((place, with_param(v.name, place)) for place in v.sources))
+            for v in problem.values
+            if v.origin == "param"
+        ),
+    )

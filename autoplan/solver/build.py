@@ -1,11 +1,10 @@
 """A class of segments on the tensor axis -> its Problem: candidates from the rules, prices from the cost model."""
 
-from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from autoplan.cost import Collective, Work
-from autoplan.ir import Graph, OpNode, Segment, SegmentedGraph, TensorMeta
+from autoplan.ir import Arg, Graph, OpNode, Ref, Segment, SegmentedGraph, TensorMeta, refs_in
 from autoplan.localize import localize
 from autoplan.sharding import (
     REPLICATE,
@@ -22,6 +21,7 @@ from autoplan.solver.batch import BatchSplit
 from autoplan.solver.problem import (
     Axis,
     Candidate,
+    NodeMemo,
     NodeProblem,
     Problem,
     Storage,
@@ -33,7 +33,7 @@ from autoplan.solver.problem import (
 )
 from autoplan.solver.rules import block_counts_in, grad_values, strategies
 from autoplan.solver.saved import saved, saved_extra_bytes
-from autoplan.solver.work import backward_work, forward_work, is_view, work_kind
+from autoplan.solver.work import SAME_VALUES, backward_work, forward_work, is_view, weight_share, work_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +55,21 @@ class Model:
 
     def metas_for(self, node: OpNode) -> Mapping[str, TensorMeta]:
         """Shapes of values as the node sees them."""
-        return (
-            ChainMap(dict(self.sliced[node.name]), dict(self.graph.metas))
-            if node.name in self.sliced
-            else self.graph.metas
-        )
+        known = self.sliced.get(node.name, {})
+        return {name: known.get(name) or self.graph.metas[name] for name in (*node.operands, *node.results)}
 
     def needs_grad(self, value: str) -> bool:
         """Whether a gradient flows to the value."""
         return value in self.grads
+
+    def is_weight(self, value: str) -> bool:
+        """Whether it is a parameter, or one that was cast or viewed."""
+        while not value.startswith("param:"):
+            node = self.nodes.get(value)
+            if node is None or node.op not in SAME_VALUES:
+                return False
+            value = next(refs_in(node.args), "")
+        return True
 
     def is_boundary(self, value: str) -> bool:
         """Whether a segment makes it, so that it may cross into later ones."""
@@ -109,19 +115,21 @@ def crossing_placement(meta: TensorMeta, degree: int, sequence: bool) -> Placeme
 def build_problem(model: Model, segment: Segment, axis: Axis, sequence: bool) -> Problem:
     """The problem of the class that ``segment`` belongs to. Raises RuleError for an op without a rule."""
     nodes = tuple(_node(model, model.nodes[name], axis) for name in segment.nodes)
-    read = {name for node in nodes for name in node.operands}
-    values = [_param(model, name, nodes, axis) for name in segment.params if name in read]
+    wants: dict[str, dict[Placement, None]] = {}
+    for name, place in wants_of(nodes):
+        wants.setdefault(name, {})[place] = None
+    values = [_param(model, name, wants[name], axis) for name in segment.params if name in wants]
     values += [_arriving(model, name, axis, sequence) for name in segment.inputs]
     values += [_made(model, result) for node in nodes for result in node.results]
     outputs = tuple((name, _leaving(model, name, axis, sequence)) for name in segment.outputs)
     return make_problem(nodes, tuple(values), outputs, axis)
 
 
-def _param(model: Model, name: str, nodes: tuple[NodeProblem, ...], axis: Axis) -> ValueProblem:
+def _param(model: Model, name: str, wanted: Iterable[Placement], axis: Axis) -> ValueProblem:
     meta, trainable = model.graph.metas[name], model.needs_grad(name)
     sources: tuple[Placement, ...] = (REPLICATE,)
     if axis.degree > 1:
-        sources = param_sources({place for value, place in wants_of(nodes) if value == name}, trainable)
+        sources = param_sources(wanted, trainable)
     sync = tuple(_sync_us(meta, source, axis) for source in sources)
     return ValueProblem(name=name, meta=meta, origin="param", needs_grad=trainable, sources=sources, sync_us=sync)
 
@@ -166,53 +174,102 @@ def crossing_values(sg: SegmentedGraph) -> frozenset[str]:
     return frozenset(outputs.intersection(name for segment in sg.segments for name in segment.inputs))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """A node with what it reads and makes: its place in the model, looked up once."""
+
+    node: OpNode
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    metas: Mapping[str, TensorMeta]
+    grads: frozenset[str]
+    weights: frozenset[str]
+    """Operands that are parameters."""
+    memo: NodeMemo
+    """What the axis knows of nodes that differ from this one in names only."""
+
+
 def _node(model: Model, node: OpNode, axis: Axis) -> NodeProblem:
-    found = strategies(node, model.metas_for(node), model.needs_grad, axis.degree, model.block_counts)
-    return node_problem(model, node, found, axis)
+    use = _use(model, node, axis)
+    known, counts = use.memo.strategies, model.block_counts
+    if counts not in known:
+        known[counts] = strategies(node, use.metas, model.needs_grad, axis.degree, counts)
+    return _node_problem(use, known[counts], axis)
 
 
 def node_problem(model: Model, node: OpNode, found: Iterable[Strategy], axis: Axis) -> NodeProblem:
     """A node with the strategies it may use, each with its price."""
-    seen = model.metas_for(node)
-    metas = tuple(seen[name] for name in node.operands)
-    kept = _kept(model, node)
+    return _node_problem(_use(model, node, axis), found, axis)
+
+
+def _use(model: Model, node: OpNode, axis: Axis) -> _Use:
+    operands, results, metas = node.operands, node.results, model.metas_for(node)
+    grads = frozenset(name for name in metas if model.needs_grad(name))
+    weights = frozenset(name for name in operands if model.is_weight(name))
+    number = {name: i for i, name in enumerate(metas)}
+    key = (
+        node.op,
+        _unnamed(node.args, number),
+        tuple((name, _unnamed(arg, number)) for name, arg in node.kwargs),
+        node.outputs,
+        tuple((meta, name in grads, name in weights) for name, meta in metas.items()),
+    )
+    memo = axis.nodes.setdefault(key, NodeMemo())
+    return _Use(node=node, operands=operands, results=results, metas=metas, grads=grads, weights=weights, memo=memo)
+
+
+def _unnamed(arg: Arg, number: Mapping[str, int]) -> Hashable:
+    if isinstance(arg, Ref):
+        return "operand", number[arg.name]
+    return tuple(_unnamed(item, number) for item in arg) if isinstance(arg, tuple) else (type(arg), arg)
+
+
+def _node_problem(use: _Use, found: Iterable[Strategy], axis: Axis) -> NodeProblem:
+    known, kept = use.memo.prices, _kept(use)
+    candidates = []
+    for strategy in found:
+        if strategy not in known:
+            known[strategy] = _price(use, strategy, axis)
+        storages = _storages(use, strategy, kept)
+        candidates.append(replace(known[strategy], saved=storages) if storages else known[strategy])
     return NodeProblem(
-        name=node.name,
-        operands=node.operands,
-        results=node.results,
-        candidates=prune(tuple(_candidate(model, node, strategy, kept, axis) for strategy in found)),
-        is_view=is_view(node, metas),
-        is_heavy=work_kind(node) != "memory",
+        name=use.node.name,
+        operands=use.operands,
+        results=use.results,
+        candidates=prune(tuple(candidates)),
+        is_view=is_view(use.node, tuple(use.metas[name] for name in use.operands)),
+        is_heavy=work_kind(use.node) != "memory",
     )
 
 
-def _candidate(model: Model, node: OpNode, strategy: Strategy, kept: frozenset[str], axis: Axis) -> Candidate:
-    seen = model.metas_for(node)
-    operands = _local(seen, node.operands, strategy.inputs, axis)
-    results = _local(seen, node.results, strategy.outputs, axis)
-    needs = tuple(map(model.needs_grad, node.operands))
-    exchanged, exchanged_back = experts.internal_collectives(node, strategy, operands, axis.group)
-    internal = _internal(strategy, operands, axis) + exchanged
-    has_backward = _has_backward(model, node)
-    storages: dict[Storage, None] = dict.fromkeys(
-        (name, place)
-        for name, place in (
-            *zip(node.operands, strategy.inputs, strict=True),
-            *zip(node.results, strategy.outputs, strict=True),
-        )
-        if name in kept
-    )
+def _price(use: _Use, strategy: Strategy, axis: Axis) -> Candidate:
+    node, has_backward = use.node, _has_backward(use)
+    operands = _local(use.metas, use.operands, strategy.inputs, axis)
+    results = _local(use.metas, use.results, strategy.outputs, axis)
+    needs = tuple(name in use.grads for name in use.operands)
+    weights = tuple(name in use.weights for name in use.operands)
+    dispatched, returned = experts.internal_collectives(node, strategy, operands, axis.group)
+    internal = _internal(strategy, operands, axis) + dispatched
+    internal_backward = returned if has_backward else ()
+    backward_us = _us(backward_work(node, operands, results, needs), axis)
     return Candidate(
         strategy=strategy,
         forward_us=_us(forward_work(node, operands, results), axis),
-        backward_us=_us(backward_work(node, operands, results, needs), axis),
+        backward_us=backward_us,
+        weight_us=backward_us * weight_share(node, operands, needs, weights),
         internal=internal,
         internal_us=sum(map(axis.cost.collective_us, internal)),
-        internal_backward=exchanged_back if has_backward else (),
-        internal_backward_us=sum(map(axis.cost.collective_us, exchanged_back)) if has_backward else 0.0,
-        saved=tuple(storages),
+        internal_backward=internal_backward,
+        internal_backward_us=sum(map(axis.cost.collective_us, internal_backward)),
         extra_bytes=saved_extra_bytes(node, operands, results) if has_backward else 0,
     )
+
+
+def _storages(use: _Use, strategy: Strategy, kept: frozenset[str]) -> tuple[Storage, ...]:
+    if not kept:
+        return ()
+    pairs = (*zip(use.operands, strategy.inputs, strict=True), *zip(use.results, strategy.outputs, strict=True))
+    return tuple(dict.fromkeys(pair for pair in pairs if pair[0] in kept))
 
 
 _PRODUCTS = frozenset(
@@ -220,19 +277,19 @@ _PRODUCTS = frozenset(
 )
 
 
-def _has_backward(model: Model, node: OpNode) -> bool:
-    return any(map(model.needs_grad, node.results))
+def _has_backward(use: _Use) -> bool:
+    return not use.grads.isdisjoint(use.results)
 
 
-def _kept(model: Model, node: OpNode) -> frozenset[str]:
+def _kept(use: _Use) -> frozenset[str]:
     """Values that the op keeps for backward. A factor of a product is kept only for the other factor's gradient."""
-    if not _has_backward(model, node):
+    if not _has_backward(use):
         return frozenset()
-    positions = saved(node)
-    operands = [node.operands[i] for i in positions.operands]
-    if node.op in _PRODUCTS and len(operands) == 2:
-        operands = [mine for mine, other in zip(operands, reversed(operands), strict=True) if model.needs_grad(other)]
-    return frozenset(operands) | {node.results[i] for i in positions.results}
+    positions = saved(use.node)
+    operands = [use.operands[i] for i in positions.operands]
+    if use.node.op in _PRODUCTS and len(operands) == 2:
+        operands = [mine for mine, other in zip(operands, reversed(operands), strict=True) if other in use.grads]
+    return frozenset(operands) | {use.results[i] for i in positions.results}
 
 
 def _local(

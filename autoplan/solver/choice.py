@@ -1,15 +1,18 @@
 """What a choice for one class of segments does and costs: the moves that run, the storages that stay.
 
-This is the meaning of the ILP in ``block.py``, written without a solver; its optimum equals ``objective`` here.
+This is what ``block.py`` minimises, written without a solver; its optimum equals ``objective`` here.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autoplan.sharding import Placement
+from autoplan.solver.milp import SolveState
 from autoplan.solver.problem import Candidate, Move, NodeProblem, Prices, Problem, Storage, ValueProblem, local_bytes
 
 MoveKey = tuple[str, Placement, Placement]
+TIE_BREAK_US = 1e-4
+"""Per move, so that of two equal plans the one with fewer changes of placement wins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +21,17 @@ class Choice:
 
     candidates: tuple[int, ...]
     params: tuple[tuple[str, Placement], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSolution:
+    """The end of one solve; ``choice`` is there when the state is OPTIMAL or FEASIBLE."""
+
+    state: SolveState
+    choice: Choice | None
+    objective: float
+    """Tie-break included; infinite without a choice."""
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +89,7 @@ def state_bytes(resolved: Resolved) -> int:
 
 
 def objective(resolved: Resolved, prices: Prices) -> float:
-    """What the ILP minimises, tie-break apart."""
+    """What the solve minimises, tie-break apart."""
     total = time_us(resolved) + prices.step * sync_us(resolved) + prices.state_us_per_byte * state_bytes(resolved)
     return total + prices.activation_us_per_byte * activation_bytes(resolved)
 

@@ -5,8 +5,9 @@ different ones lies a *move*, paid once per (value, wanted placement) however ma
 Times are microseconds of one microbatch on one device; bytes are those of one device.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from autoplan.cluster import Group
@@ -36,6 +37,8 @@ class Candidate:
     strategy: Strategy
     forward_us: float
     backward_us: float
+    weight_us: float = 0.0
+    """The part of ``backward_us`` that only makes gradients of parameters: nothing waits for it."""
     internal: tuple[Collective, ...] = ()
     """Collectives inside the op, in the forward pass."""
     internal_us: float = 0.0
@@ -130,11 +133,28 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMemo:
+    """What is known of nodes that are alike."""
+
+    strategies: dict[frozenset[int], tuple[Strategy, ...]] = field(default_factory=dict)
+    """By the numbers of blocks that a split may respect."""
+    prices: dict[Strategy, Candidate] = field(default_factory=dict)
+    """Without what is saved: that has names."""
+
+
+MoveMemo = dict[tuple[Placement, Placement], Move]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """The mesh axis a problem is about, and who prices it."""
+    """The mesh axis a problem is about, and who prices it. It remembers prices: keep it for all problems about it."""
 
     group: Group
     cost: CostModel
+    nodes: dict[Hashable, NodeMemo] = field(default_factory=dict, repr=False, compare=False)
+    """By everything that tells one node from another except names."""
+    moves: dict[tuple[TensorMeta, bool], MoveMemo] = field(default_factory=dict, repr=False, compare=False)
+    """By the tensor and whether it has a gradient."""
 
     @property
     def degree(self) -> int:
@@ -144,8 +164,7 @@ class Axis:
 
 def local_bytes(meta: TensorMeta, placement: Placement, degree: int) -> int:
     """Bytes of the first (largest) rank's part."""
-    shape = local_shape(meta.shape, placement, degree, 0)
-    return TensorMeta(shape=shape, dtype=meta.dtype).num_bytes
+    return math.prod(local_shape(meta.shape, placement, degree, 0)) * DTYPE_BYTES[meta.dtype]
 
 
 def price_move(meta: TensorMeta, needs_grad: bool, src: Placement, dst: Placement, axis: Axis) -> Move:
@@ -183,13 +202,12 @@ def _copy_us(meta: TensorMeta, dst: Placement, axis: Axis) -> float:
     return axis.cost.compute_us(Work(kind="memory", flops=flops, num_bytes=num_bytes, dtype=meta.dtype))
 
 
-def sources_of(problem_nodes: tuple[NodeProblem, ...], values: tuple[ValueProblem, ...]) -> dict[str, set[Placement]]:
-    """Every placement a value can be made in."""
-    found: dict[str, set[Placement]] = {v.name: set(v.sources) for v in values}
-    for node in problem_nodes:
-        for candidate in node.candidates:
-            for result, placement in zip(node.results, candidate.strategy.outputs, strict=True):
-                found.setdefault(result, set()).add(placement)
+def sources_of(nodes: tuple[NodeProblem, ...], values: tuple[ValueProblem, ...]) -> dict[str, dict[Placement, None]]:
+    """Every placement a value can be made in, in order of first use."""
+    found = {v.name: dict.fromkeys(v.sources) for v in values}
+    for node in nodes:
+        for position, result in enumerate(node.results):
+            found[result] |= dict.fromkeys(c.strategy.outputs[position] for c in node.candidates)
     return found
 
 
@@ -207,19 +225,31 @@ def make_problem(
     axis: Axis,
 ) -> Problem:
     """Complete a problem with the price of every move that can occur."""
-    metas = {v.name: v for v in values}
     sources = sources_of(nodes, values)
-    wanted = set(wants_of(nodes)) | {(name, dst) for name, dst in outputs if dst is not None}
-    moves = {}
-    for name, dst in sorted(wanted, key=str):
-        for src in sorted(sources[name], key=str):
-            if src != dst:
-                value = metas[name]
-                moves[name, src, dst] = price_move(value.meta, value.needs_grad, src, dst, axis)
+    wanted: dict[str, dict[Placement, None]] = {}
+    for name, dst in (*wants_of(nodes), *((name, dst) for name, dst in outputs if dst is not None)):
+        wanted.setdefault(name, {})[dst] = None
+    moves = {
+        (value.name, src, dst): move
+        for value in values
+        for src, dst, move in _moves(value, sources[value.name], wanted.get(value.name, ()), axis)
+    }
     return Problem(degree=axis.degree, nodes=nodes, values=values, outputs=outputs, moves=moves)
 
 
-def param_sources(wanted: set[Placement], trainable: bool) -> tuple[Placement, ...]:
+def _moves(
+    value: ValueProblem, sources: Iterable[Placement], wanted: Iterable[Placement], axis: Axis
+) -> Iterator[tuple[Placement, Placement, Move]]:
+    known = axis.moves.setdefault((value.meta, value.needs_grad), {})
+    for dst in wanted:
+        for src in sources:
+            if src != dst:
+                if (src, dst) not in known:
+                    known[src, dst] = price_move(value.meta, value.needs_grad, src, dst, axis)
+                yield src, dst, known[src, dst]
+
+
+def param_sources(wanted: Iterable[Placement], trainable: bool) -> tuple[Placement, ...]:
     """Placements a parameter may live in, from those its readers want.
 
     A gradient that is a sum over the ranks is summed once a step, so a trainable parameter may start that way.

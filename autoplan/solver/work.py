@@ -24,6 +24,8 @@ VIEW_OPS = frozenset(
     )
 )  # fmt: skip
 _CASTS = frozenset({"aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten._to_copy.default"})
+SAME_VALUES = VIEW_OPS | _CASTS
+"""Ops whose result has the values of their first operand, or some of them."""
 _CREATORS = ("arange", "zeros", "ones", "full", "empty", "scalar_tensor")
 _PASS_THROUGH_GRAD = frozenset({"aten.add.Tensor", "aten.add_.Tensor", "aten.contiguous.default", "aten.clone.default"})
 ATTENTION_OPS = frozenset({"aten.scaled_dot_product_attention.default"})
@@ -115,8 +117,24 @@ def backward_work(node: OpNode, operands: Metas, results: Metas, needs: tuple[bo
     return Work(kind=kind, flops=flops, num_bytes=traffic, dtype=results[0].dtype, launches=launches)
 
 
+def weight_share(node: OpNode, operands: Metas, needs: tuple[bool, ...], weights: tuple[bool, ...]) -> float:
+    """The part of the backward pass that only makes gradients of parameters, which the operands in ``weights`` are.
+
+    All of it where nothing else has a gradient. Of other ops only products are told apart: one per gradient, alike.
+    """
+    wanted = [(meta, weight) for meta, need, weight in zip(operands, needs, weights, strict=True) if need]
+    if all(weight for _, weight in wanted):
+        return 1.0
+    if node.op == experts.EXPERTS_OP:
+        return 0.5 if any(weight for _, weight in wanted) else 0.0
+    if work_kind(node) != "matmul":
+        return 0.0
+    products = [weight for meta, weight in wanted if len(meta.shape) > 1]
+    return sum(products) / max(1, len(products))
+
+
 def _is_creator(node: OpNode) -> bool:
-    return not node.operands and node.op.split(".")[1] in _CREATORS
+    return node.op.split(".")[1] in _CREATORS and not node.operands
 
 
 def _bytes(metas: Metas | list[TensorMeta]) -> int:

@@ -1,6 +1,7 @@
-"""The ILP of one class against exhaustive search."""
+"""One class of segments: elimination and the ILP against exhaustive search, and against each other."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import oracle
@@ -10,8 +11,9 @@ from toy_cost import ToyCost
 from autoplan.cluster import Group
 from autoplan.ir import TensorMeta
 from autoplan.sharding import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Shard, Strategy
-from autoplan.solver.block import solve_block
-from autoplan.solver.choice import objective, resolve
+from autoplan.solver.block import alternatives, make_block, recompute_us_per_byte, solve, solve_block, solve_sweep
+from autoplan.solver.choice import TIE_BREAK_US, activation_bytes, objective, resolve
+from autoplan.solver.ilp import solve_ilp
 from autoplan.solver.milp import SolveState
 from autoplan.solver.problem import (
     Axis,
@@ -35,18 +37,20 @@ PRICES = (
 AXIS = Axis(group=Group(size=2, per_node=2), cost=ToyCost())
 
 
-def random_problem(seed: int, num_nodes: int):
+def random_problem(seed: int, num_nodes: int, *, most_candidates: int = 3, most_params: int = 2):
     rng = random.Random(seed)
     metas = TensorMeta(shape=(4, 8), dtype="float32")
     names, nodes = ["x", "c"], []
-    num_params = rng.randint(1, 2)
+    num_params = rng.randint(1, most_params)
     for i in range(num_nodes):
         operands = (names[-1] if rng.random() < 0.7 else rng.choice(names),)
         is_view = rng.random() < 0.3
         if not is_view and rng.random() < 0.5:
             operands += (f"param:{rng.randrange(num_params)}",)
+        elif not is_view and rng.random() < 0.3:
+            operands += (rng.choice(names),)
         results = (f"n{i}.0", f"n{i}.1") if rng.random() < 0.2 else (f"n{i}",)
-        candidates = tuple(random_candidate(rng, operands, results) for _ in range(rng.randint(1, 3)))
+        candidates = tuple(random_candidate(rng, operands, results) for _ in range(rng.randint(1, most_candidates)))
         nodes.append(
             NodeProblem(name=f"n{i}", operands=operands, results=results, candidates=candidates, is_view=is_view)
         )
@@ -58,7 +62,7 @@ def random_problem(seed: int, num_nodes: int):
         ValueProblem(name="c", meta=metas, origin="given", needs_grad=True, sources=(REPLICATE,)),
     ]
     for i in range(num_params):
-        sources = param_sources({place for name, place in wants_of(tuple(nodes)) if name == f"param:{i}"}, True)
+        sources = param_sources([place for name, place in wants_of(tuple(nodes)) if name == f"param:{i}"], True)
         sync = tuple(5.0 * (s == REPLICATE_PARTIAL_GRAD) for s in sources)
         values.append(
             ValueProblem(name=f"param:{i}", meta=metas, origin="param", needs_grad=True, sources=sources, sync_us=sync)
@@ -86,19 +90,88 @@ def random_candidate(rng: random.Random, operands, results) -> Candidate:
     )
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_equals_exhaustive_search(seed):
-    problem = random_problem(seed, num_nodes=2 + seed % 5)
-    prices = PRICES[seed % len(PRICES)]
+def random_pins(problem, seed: int):
     param = next(v for v in problem.values if v.origin == "param")
-    fixed = {param.name: param.sources[seed % len(param.sources)]} if seed % 2 else {}
-    solution = solve_block(problem, prices, fixed)
+    return {param.name: param.sources[seed % len(param.sources)]} if seed % 2 else {}
+
+
+@pytest.mark.parametrize("way", [solve_block, solve_ilp])
+@pytest.mark.parametrize("seed", range(60))
+def test_equals_exhaustive_search(seed, way):
+    problem = random_problem(seed, num_nodes=2 + seed % 5)
+    prices, fixed = PRICES[seed % len(PRICES)], random_pins(problem, seed)
+    solution = way(problem, prices, fixed)
     assert solution.state is SolveState.OPTIMAL
     best = oracle.best_block_cost(problem, prices, fixed)
     mine = oracle.cost_of(problem, solution.choice.candidates, dict(solution.choice.params), prices)
     assert mine == pytest.approx(best, abs=2e-3)
     assert solution.objective == pytest.approx(best, abs=2e-3)
     assert objective(resolve(problem, solution.choice), prices) == pytest.approx(mine, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_elimination_equals_the_ilp(seed):
+    """Larger than exhaustive search can: values with many readers, shared parameters, chains of views."""
+    problem = random_problem(1000 + seed, num_nodes=14, most_candidates=6, most_params=4)
+    prices, fixed = PRICES[seed % len(PRICES)], random_pins(problem, seed)
+    block = make_block(problem)
+    assert block.fits(prices)
+    mine, ilp = solve(block, prices, fixed), solve_ilp(problem, prices, fixed)
+    assert ilp.state is SolveState.OPTIMAL
+    assert mine.objective == pytest.approx(ilp.objective, abs=1e-3)
+    resolved = resolve(problem, mine.choice)
+    assert mine.objective == pytest.approx(objective(resolved, prices) + TIE_BREAK_US * len(resolved.moves), abs=1e-4)
+
+
+def test_some_values_have_many_readers():
+    """So that the test above meets hubs."""
+    problems = [random_problem(1000 + seed, num_nodes=14, most_candidates=6, most_params=4) for seed in range(30)]
+    most = [max(Counter(name for n in p.nodes for name in set(n.operands)).values()) for p in problems]
+    assert sum(readers > 2 for readers in most) >= 10
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_alternatives_equal_exhaustive_search(seed):
+    problem = random_problem(seed, num_nodes=2 + seed % 4)
+    prices, fixed = PRICES[seed % len(PRICES)], random_pins(problem, seed)
+    costs = [(choice, oracle.cost_of(problem, *choice, prices)) for choice in oracle.all_choices(problem, fixed)]
+    found = alternatives(problem, prices, fixed)
+    for i, (node, priced) in enumerate(zip(problem.nodes, found.nodes, strict=True)):
+        assert tuple(candidate for candidate, _ in priced) == node.candidates
+        for k, (_, cost) in enumerate(priced):
+            assert cost == pytest.approx(min(c for (picks, _), c in costs if picks[i] == k), abs=2e-3)
+    for name, priced in found.params:
+        for place, cost in priced:
+            best = min((c for (_, params), c in costs if params[name] == place), default=float("inf"))
+            assert cost == pytest.approx(best, abs=2e-3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_too_wide_a_problem_goes_to_the_ilp(seed, monkeypatch):
+    problem = random_problem(seed, num_nodes=4)
+    narrow = solve_block(problem, PRICES[1])
+    wide = make_block(problem, largest_table=1)
+    assert not wide.fits(PRICES[1])
+    assert solve(wide, PRICES[1]).objective == pytest.approx(narrow.objective, abs=1e-3)
+    expected = alternatives(problem, PRICES[1])
+    monkeypatch.setattr("autoplan.solver.block.LARGEST_TABLE", 1)
+    found = alternatives(problem, PRICES[1])
+    for mine, theirs in zip(
+        (*found.nodes, *(p for _, p in found.params)), (*expected.nodes, *(p for _, p in expected.params)), strict=True
+    ):
+        assert [c for c, _ in mine] == [c for c, _ in theirs]
+        assert [cost for _, cost in mine] == pytest.approx([cost for _, cost in theirs], abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_sweep_ends_with_what_saves_memory_cheaply(seed):
+    problem = random_problem(seed, num_nodes=8, most_candidates=5)
+    solutions = solve_sweep(problem, PRICES[:2])
+    assert len(solutions) == 3
+    dear, light = (resolve(problem, solution.choice) for solution in solutions[1:])
+    price = replace(PRICES[1], activation_us_per_byte=recompute_us_per_byte(dear))
+    assert solutions[2].objective == pytest.approx(solve_ilp(problem, price).objective, abs=1e-3)
+    assert activation_bytes(light) <= activation_bytes(dear)
 
 
 def test_a_corrupted_cost_is_noticed():

@@ -1,0 +1,306 @@
+"""A Problem as a sum of small tables, for ``eliminate.py``.
+
+Variables: the candidate of each node and the placement of each parameter; with an activation price also, for each
+result of a view, whether its memory must stay for backward.
+Every value gives a table over its producer and its readers: what its moves cost, each (value, placement) once, and
+what it keeps. Sets of placements are bit masks, so a table is a product: (mask of what is wanted) x (cost of a move).
+Such a table grows with each reader; where there are many, a *hub* stands between, a variable whose state is the set of
+placements wanted.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from autoplan.sharding import Placement
+from autoplan.solver.choice import TIE_BREAK_US
+from autoplan.solver.eliminate import Costs, Elimination, Scope, plan_elimination
+from autoplan.solver.problem import NodeProblem, Prices, Problem, ValueProblem, local_bytes
+
+UNITS_PER_US = 1e6
+"""Costs are counted in whole millionths of a microsecond."""
+_MOST_READERS = 2
+"""More readers than these meet in a hub."""
+
+Flags = npt.NDArray[np.bool_]
+Masks = npt.NDArray[np.int64]
+Table = tuple[Scope, Costs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The tables of one problem, those that prices change left open, and the order of elimination."""
+
+    problem: Problem
+    params: tuple[str, ...]
+    """Their variables follow those of the nodes."""
+    moves: tuple[Costs, ...]
+    kept_bytes: tuple[Costs, ...]
+    """To be multiplied by the price of memory."""
+    plan: Elimination
+    """For the moves, the kept bytes, one table per node and one per parameter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Masks:
+    """Per state of the variables in ``scope``, a set of placements."""
+
+    scope: Scope
+    masks: Masks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueFacts:
+    """What the tables of one value are made from."""
+
+    value: ValueProblem
+    producer: Scope
+    """Its variable; none when the value always arrives the same way."""
+    sources: tuple[Placement, ...]
+    of_state: tuple[int, ...]
+    """Per state of the producer, an index into ``sources``."""
+    bits: Mapping[Placement, int]
+    """Bit of each placement that is wanted."""
+    leaving: int
+    """Bits of the placements in which it leaves."""
+    readers: tuple[int, ...]
+    """Nodes that read it, each once."""
+    wants: tuple[Masks, ...]
+    """Per reader and candidate."""
+    move_us: Costs
+    """Per source and wanted placement, tie-break included."""
+    copies: Flags
+    """Whether the move makes a new tensor."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Builder:
+    """The network while it is being built."""
+
+    problem: Problem
+    sizes: list[int]
+    moves: list[Table] = field(default_factory=list)
+    kept_bytes: list[Table] = field(default_factory=list)
+    kept: dict[str, int] = field(default_factory=dict)
+    """Result of a view to the variable that says whether its memory must stay."""
+
+    def variable(self, size: int) -> int:
+        """A new variable."""
+        self.sizes.append(size)
+        return len(self.sizes) - 1
+
+    def node(self, number: int) -> NodeProblem:
+        """The node of that number, which is its variable too."""
+        return self.problem.nodes[number]
+
+
+def build_network(problem: Problem, facts: Iterable[ValueFacts], *, with_memory: bool) -> Network:
+    """State a problem as tables; ``with_memory`` adds what is kept for backward, for an activation price above 0."""
+    params = _params(problem)
+    choices = [*(len(n.candidates) for n in problem.nodes), *(len(v.sources) for v in params)]
+    builder = _Builder(problem=problem, sizes=list(choices))
+    for fact in facts:
+        if fact.bits:
+            _add_moves(builder, fact)
+        if with_memory:
+            _add_kept(builder, fact)
+    tables = [*builder.moves, *builder.kept_bytes]
+    return Network(
+        problem=problem,
+        params=tuple(v.name for v in params),
+        moves=tuple(costs for _, costs in builder.moves),
+        kept_bytes=tuple(costs for _, costs in builder.kept_bytes),
+        plan=plan_elimination(builder.sizes, [*(scope for scope, _ in tables), *((v,) for v in range(len(choices)))]),
+    )
+
+
+def tables_at(network: Network, prices: Prices, fixed: Mapping[str, Placement]) -> list[Costs]:
+    """All tables at these prices; ``fixed`` pins parameters to one of their sources."""
+    problem, values = network.problem, {v.name: v for v in network.problem.values}
+    price = prices.activation_us_per_byte
+    kept = [_units(table * price) for table in network.kept_bytes]
+    nodes = [_units(np.array([c.total_us + price * c.extra_bytes for c in n.candidates])) for n in problem.nodes]
+    params = [_param_costs(problem, values[name], prices, fixed.get(name)) for name in network.params]
+    return [*network.moves, *kept, *nodes, *params]
+
+
+def _param_costs(problem: Problem, value: ValueProblem, prices: Prices, pinned: Placement | None) -> Costs:
+    assert pinned is None or pinned in value.sources, (
+        f"{value.name} cannot live in {pinned}; it can in {', '.join(map(str, value.sources))}"
+    )
+    held = (local_bytes(value.meta, source, problem.degree) for source in value.sources)
+    costs = [
+        prices.step * sync + prices.state_us_per_byte * num_bytes
+        for sync, num_bytes in zip(value.sync_us, held, strict=True)
+    ]
+    return np.where([pinned in (None, source) for source in value.sources], _units(np.array(costs)), np.inf)
+
+
+def _units(costs_us: Costs) -> Costs:
+    return np.rint(costs_us * UNITS_PER_US)
+
+
+def _params(problem: Problem) -> list[ValueProblem]:
+    return [v for v in problem.values if v.origin == "param"]
+
+
+def value_facts(problem: Problem) -> tuple[ValueFacts, ...]:
+    """Facts of every value, the last one made first: views come before what they are views of."""
+    readers: dict[str, list[int]] = {}
+    for number, node in enumerate(problem.nodes):
+        for name in dict.fromkeys(node.operands):
+            readers.setdefault(name, []).append(number)
+    values = {v.name: v for v in problem.values}
+    found = [
+        _facts(problem, values[name], (number,), _outputs(node, position), readers.get(name, ()))
+        for number, node in reversed(list(enumerate(problem.nodes)))
+        for position, name in enumerate(node.results)
+    ]
+    for i, value in enumerate(_params(problem)):
+        found.append(_facts(problem, value, (len(problem.nodes) + i,), value.sources, readers.get(value.name, ())))
+    arriving = (v for v in problem.values if v.origin in ("input", "given"))
+    return (*found, *(_facts(problem, v, (), v.sources[:1], readers.get(v.name, ())) for v in arriving))
+
+
+def _outputs(node: NodeProblem, position: int) -> tuple[Placement, ...]:
+    return tuple(c.strategy.outputs[position] for c in node.candidates)
+
+
+def _facts(
+    problem: Problem, value: ValueProblem, producer: Scope, made: tuple[Placement, ...], readers: Sequence[int]
+) -> ValueFacts:
+    """``made`` is the placement of the value per state of its producer."""
+    name, sources = value.name, tuple(dict.fromkeys(made))
+    wanted = [_wanted(problem.nodes[number], name) for number in readers]
+    leaving = [dst for output, dst in problem.outputs if output == name and dst is not None]
+    places = dict.fromkeys(place for reader in wanted for candidate in reader for place in candidate)
+    bits = {place: 1 << i for i, place in enumerate(places | dict.fromkeys(leaving))}
+    move_us, copies = _moves(problem, name, sources, tuple(bits))
+    return ValueFacts(
+        value=value,
+        producer=producer,
+        sources=sources,
+        of_state=tuple(map(sources.index, made)),
+        bits=bits,
+        leaving=sum(bits[dst] for dst in leaving),
+        readers=tuple(readers),
+        wants=tuple(_masks(bits, reader) for reader in wanted),
+        move_us=move_us,
+        copies=copies,
+    )
+
+
+def _wanted(node: NodeProblem, name: str) -> list[set[Placement]]:
+    """Per candidate, the placements in which the node reads a value."""
+    positions = [i for i, operand in enumerate(node.operands) if operand == name]
+    return [{c.strategy.inputs[i] for i in positions} for c in node.candidates]
+
+
+def _masks(bits: Mapping[Placement, int], sets: Iterable[Iterable[Placement]]) -> Masks:
+    return np.array([sum(bits[place] for place in places) for places in sets], dtype=np.int64)
+
+
+def _moves(
+    problem: Problem, name: str, sources: Sequence[Placement], wanted: Sequence[Placement]
+) -> tuple[Costs, Flags]:
+    costs, copies = np.zeros((len(sources), len(wanted))), np.zeros((len(sources), len(wanted)), dtype=np.bool_)
+    for i, src in enumerate(sources):
+        for j, dst in enumerate(wanted):
+            if src != dst:
+                move = problem.moves[name, src, dst]
+                costs[i, j], copies[i, j] = move.total_us + TIE_BREAK_US, move.copies
+    return costs, copies
+
+
+def _add_moves(builder: _Builder, fact: ValueFacts) -> None:
+    """Time of the moves of one value: each placement that somebody wants is paid once."""
+    parts = [_Masks(scope=(number,), masks=masks) for number, masks in zip(fact.readers, fact.wants, strict=True)]
+    read = _meet(builder, parts)
+    costs = _members(read.masks | fact.leaving, len(fact.bits)) @ _units(fact.move_us).T
+    _add(builder, builder.moves, (*read.scope, *fact.producer), costs[..., fact.of_state])
+
+
+def _holds(builder: _Builder, number: int, fact: ValueFacts) -> _Masks:
+    """What a reader keeps for backward. A view whose result must stay keeps the operand that it is a view of."""
+    node, name = builder.node(number), fact.value.name
+    masks = _masks(fact.bits, ({place for saved, place in c.saved if saved == name} for c in node.candidates))
+    kept = [builder.kept[result] for result in node.results if result in builder.kept]
+    if not kept or node.operands[0] != name:
+        return _Masks(scope=(number,), masks=masks)
+    base = _masks(fact.bits, ((c.strategy.inputs[0],) for c in node.candidates))
+    stays = functools.reduce(np.bitwise_or.outer, [np.array([0, -1])] * len(kept))
+    return _Masks(
+        scope=(number, *kept),
+        masks=np.bitwise_or.outer(masks, np.zeros_like(stays)) | np.bitwise_and.outer(base, stays),
+    )
+
+
+def _meet(builder: _Builder, parts: list[_Masks]) -> _Masks:
+    """The union of several sets over the variables of all; over a hub where these are many."""
+    some = [part for part in parts if part.masks.any()]
+    if len(some) <= _MOST_READERS:
+        return _union(some)
+    states = [0]
+    for part in some:
+        mine = dict.fromkeys(part.masks.ravel().tolist())
+        states = list(dict.fromkeys(old | new for old in states for new in mine))
+    hub = _Masks(scope=(builder.variable(len(states)),), masks=np.array(states))
+    for part in some:
+        lacks = np.bitwise_and.outer(part.masks, ~hub.masks) != 0
+        _add(builder, builder.moves, (*part.scope, *hub.scope), np.where(lacks, np.inf, 0.0))
+    return hub
+
+
+def _union(parts: Sequence[_Masks]) -> _Masks:
+    masks = functools.reduce(np.bitwise_or.outer, (part.masks for part in parts), np.array(0))
+    return _Masks(scope=tuple(v for part in parts for v in part.scope), masks=masks)
+
+
+def _members(masks: Masks, count: int) -> Costs:
+    """Masks as vectors of 0 and 1, along a new last axis."""
+    return ((masks[..., None] >> np.arange(count)) & 1).astype(np.float64)
+
+
+def _add_kept(builder: _Builder, fact: ValueFacts) -> None:
+    """Memory of one value: each moved copy that is held, and the value as it was made if it is held as such."""
+    meta, degree = fact.value.meta, builder.problem.degree
+    held = _meet(builder, [_holds(builder, number, fact) for number in fact.readers])
+    members = _members(held.masks, len(fact.bits))
+    fresh = fact.copies * np.array([float(local_bytes(meta, place, degree)) for place in fact.bits])
+    costs = (members @ fresh.T)[..., fact.of_state]
+    stays = (members @ ~fact.copies.T > 0)[..., fact.of_state] | _saved_by_producer(builder, fact)
+    scope = (*held.scope, *fact.producer)
+    if _is_view(builder, fact):
+        if stays.any():
+            builder.kept[fact.value.name] = kept = builder.variable(2)
+            scope = (*scope, kept)
+            costs = np.stack([np.where(stays, np.inf, costs), costs], axis=-1)
+    elif fact.value.origin in ("node", "input"):
+        own = np.array([float(local_bytes(meta, place, degree)) for place in fact.sources])
+        costs = costs + stays * own[list(fact.of_state)]
+    _add(builder, builder.kept_bytes, scope, costs)
+
+
+def _is_view(builder: _Builder, fact: ValueFacts) -> bool:
+    return fact.value.origin == "node" and builder.node(fact.producer[0]).is_view
+
+
+def _saved_by_producer(builder: _Builder, fact: ValueFacts) -> Flags:
+    if fact.value.origin != "node":
+        return np.zeros(len(fact.of_state), dtype=np.bool_)
+    name = fact.value.name
+    return np.array([any(saved == name for saved, _ in c.saved) for c in builder.node(fact.producer[0]).candidates])
+
+
+def _add(builder: _Builder, tables: list[Table], scope: Scope, costs: Costs) -> None:
+    """One more table. Axes of a single state are left out, and tables that say nothing."""
+    if not costs.any():
+        return
+    wide = tuple(v for v in scope if builder.sizes[v] > 1)
+    if wide:
+        tables.append((wide, costs.reshape(tuple(builder.sizes[v] for v in wide))))
+    else:
+        tables.append(((0,), np.full(builder.sizes[0], costs.item())))
