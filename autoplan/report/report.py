@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from autoplan.plan.money import Bill
 from autoplan.plan.plan import Amounts, CollectiveCount, Plan, Precision, Recompute, SearchStatus
 from autoplan.plan.rows import (
     ChoiceFacts,
@@ -146,9 +147,11 @@ class Report:
     weights: tuple[WeightRow, ...]
     runners_up: tuple[RunnerUpRow, ...]
     assumptions: tuple[tuple[str, str], ...]
+    bill: Bill | None
+    """Time and cost of a training run; None where nobody asked."""
 
 
-def make_report(plan: Plan) -> Report:
+def make_report(plan: Plan, bill: Bill | None = None) -> Report:
     """Gather and total what a plan says."""
     timeline = simulate(plan)
     total = plan.step.total
@@ -182,6 +185,7 @@ def make_report(plan: Plan) -> Report:
         weights=_weight_rows(plan),
         runners_up=_runner_up_rows(plan),
         assumptions=(*plan.assumptions, *_fingerprints(plan)),
+        bill=bill,
     )
 
 
