@@ -37,6 +37,7 @@ def layout_cost(resolved: Resolved, recompute: Recompute) -> LayoutCost:
     return LayoutCost(
         forward_us=forward_us,
         backward_us=backward_us + again,
+        weight_us=sum(candidate.weight_us for _, candidate in resolved.nodes),
         forward_comm_us=forward_comm,
         backward_comm_us=backward_comm + again_comm,
         activation_bytes=kept,

@@ -3,7 +3,7 @@
 import pytest
 
 from autoplan.ir import OpNode, Ref, TensorMeta, Token
-from autoplan.solver.work import backward_work, forward_work
+from autoplan.solver.work import backward_work, forward_work, weight_share
 
 
 def meta(*shape, dtype="bfloat16"):
@@ -77,3 +77,16 @@ def test_halving_a_shape_halves_its_work():
     whole, half = (meta(8, 16), meta(32, 16)), (meta(4, 16), meta(32, 16))
     linear = node("aten.linear.default", outputs=(meta(8, 32),))
     assert forward_work(linear, whole, (meta(8, 32),)).flops == 2 * forward_work(linear, half, (meta(4, 32),)).flops
+
+
+def test_products_with_parameters_are_their_share_of_the_backward_pass():
+    def share(op, operands, needs, weights):
+        used = node(op, *(Ref(str(i)) for i in range(len(operands))), outputs=(meta(4, 32),))
+        return weight_share(used, operands, needs, weights)
+
+    linear = (meta(4, 16), meta(32, 16), meta(32))
+    assert share("aten.linear.default", linear, (True, True, True), (False, True, True)) == 0.5
+    assert share("aten.linear.default", linear, (False, True, True), (False, True, True)) == 1.0
+    assert share("aten.linear.default", linear, (True, False, False), (False, True, True)) == 0.0
+    assert share("aten.mm.default", (meta(4, 16), meta(16, 32)), (True, True), (False, False)) == 0.0
+    assert share("aten.mul.Tensor", (meta(4, 32), meta(32)), (True, True), (False, True)) == 0.0
