@@ -56,9 +56,7 @@ def _travel(rows: Tensor, sent: list[int], received: list[int], group: ProcessGr
 
 class _Travel(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup
-    ) -> Tensor:
+    def forward(ctx: FunctionCtx, rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
         ctx.way_back = (received, sent, group)  # type: ignore[attr-defined]
         return _all_to_all(rows, sent, received, group)
 

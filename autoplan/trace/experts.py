@@ -49,9 +49,9 @@ def experts_as_one_op(copied: nn.Module) -> Iterator[None]:
 
 def _experts_forward(module: nn.Module, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     """What transformers calls in place of the forward of a class of experts."""
+    _refuse_unknown(module)
     first, down = (module.gate_up_proj if module.has_gate else module.up_proj), module.down_proj
     assert isinstance(first, Tensor) and isinstance(down, Tensor)
-    _refuse_unknown(module)
     if module.is_transposed:
         first, down = first.transpose(1, 2), down.transpose(1, 2)
     name = _ACTIVATION_OF[type(module.act_fn).__name__]
@@ -62,12 +62,13 @@ def _experts_forward(module: nn.Module, hidden: Tensor, index: Tensor, weights: 
 def _refuse_unknown(module: nn.Module) -> None:
     """Raise TraceError for experts that compute something else than the op."""
     registry: ModuleType = sys.modules[_REGISTRY]
+    activation = type(getattr(module, "act_fn", None)).__name__
     reasons = {
         "add a bias": module.has_bias,
         "interleave gate and up": module.has_gate and not module.is_concatenated,
         "gate in their own way": module.has_gate and type(module)._apply_gate is not registry._default_apply_gate,
         "normalise their results": module.has_post_expert_norm,
-        f"use the activation {type(module.act_fn).__name__}": type(module.act_fn).__name__ not in _ACTIVATION_OF,
+        f"use the activation {activation}": activation not in _ACTIVATION_OF,
     }
     unknown = [reason for reason, holds in reasons.items() if holds]
     if unknown:

@@ -2,10 +2,10 @@
 
     experts(hidden (T, H), index (T, k), weights (T, k), gate_up (E, 2I, H), down (E, H, I), activation, num_experts)
 
-gives (T, H). Token t is the sum over its k slots of ``weights * down[e] @ (act(gate) * up)`` with e = ``index[t, slot]``
-and gate, up the halves of ``gate_up[e] @ hidden[t]``. A first projection of (E, I, H) has no gate: ``act(up)``. A slot
-whose index is outside [0, E) adds nothing, so a rank that holds a part of the experts can shift the indices.
-``num_experts`` is E before anything is split.
+gives (T, H). Token t is the sum over its k slots of ``weights * down[e] @ (act(gate) * up)``, where e is the slot's
+index and gate, up are the halves of ``gate_up[e] @ hidden[t]``. A first projection of (E, I, H) has no gate:
+``act(up)``. A slot whose index is outside [0, E) adds nothing, so a rank that holds a part of the experts can shift
+the indices. ``num_experts`` is E before anything is split.
 
 Which token meets which expert depends on the data, so a graph cannot hold the loop over experts. Backward keeps the
 operands and the result of the first projection, T * k rows; what is cheap is computed again.

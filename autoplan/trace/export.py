@@ -17,6 +17,7 @@ from autoplan.trace.compat import INLINED_WRAPPERS, mutates, op_name, wrapper_na
 from autoplan.trace.inputs import Baked, InputSpec, baked_leaves, bind
 from autoplan.trace.tree import Structure, flatten, unflatten
 
+_MIX = "A mixture of experts is one op: torch.ops.autoplan.experts, after `import autoplan.trace.experts_op`."
 MODEL_PREFIX = "model"
 """Name of the user's module inside the exported one."""
 
@@ -167,8 +168,14 @@ def _explain(name: str, error: Exception) -> str:
 def _way_out(error: Exception) -> str:
     text = f"{type(error).__name__} {error}"
     hints: tuple[tuple[str, str], ...] = (
-        ("data-dependent", "The model branches on values of a tensor. Use torch.where, or a loop of fixed length."),
-        ("DataDependent", "The model needs the values of a tensor (.item(), .tolist(), bool). Use tensors instead."),
+        (
+            "data-dependent",
+            f"The model branches on values of a tensor. Use torch.where, or a loop of fixed length. {_MIX}",
+        ),
+        (
+            "DataDependent",
+            f"The model needs the values of a tensor (.item(), .tolist(), bool). Use tensors instead. {_MIX}",
+        ),
         ("Cache", "Switch the key-value cache off (use_cache=False)."),
         ("same dtype", "Inputs and parameters have different dtypes; cast the inputs, or give --dtype."),
     )
