@@ -76,7 +76,9 @@ def _search_together(model: nn.Module, inputs: Inputs, optimizer: OptimizerName,
     found: list[Plan | AutoplanError | None] = [None]
     if dist.get_rank() == 0:
         try:
-            found[0] = search(model, inputs, cluster=_running_cluster(), optimizer=optimizer, time_limit_s=time_limit_s)
+            found[0] = search(
+                model, inputs, cluster=_running_cluster(), optimizer=optimizer, time_limit_s=time_limit_s, runnable=True
+            )
         except AutoplanError as error:
             found[0] = error
         except Exception as error:

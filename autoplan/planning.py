@@ -1,19 +1,24 @@
 """Model in, plan out: the planning half of the public calls, which loads nothing of the runtime."""
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
+from autoplan.choices import Choices, dtype_name, request_of
 from autoplan.cluster import Cluster
-from autoplan.cost_models import ProfileCostModel, load_cluster
-from autoplan.errors import InputError
-from autoplan.plan.plan import Plan, Recompute
+from autoplan.cost_models import Profile, ProfileCostModel, load_cluster
+from autoplan.errors import InfeasibleError, InputError, RuleError
+from autoplan.ir import SegmentedGraph
+from autoplan.plan.outcome import Outcome
+from autoplan.plan.plan import Origin, Plan
 from autoplan.plan.verify import verify_plan
 from autoplan.randomness import random_ops
-from autoplan.solver.request import OptimizerName, Request
+from autoplan.solver.request import Request
 from autoplan.solver.solve import solve
 from autoplan.trace.capture import Traced, trace_model
 from autoplan.trace.inputs import Inputs, as_call, find_batch_dims
@@ -21,14 +26,23 @@ from autoplan.trace.segments import segment_graph
 from autoplan.trace.source import load_model
 from autoplan.trace.tree import flatten, unflatten
 
-__all__ = ["search", "search_source"]
+__all__ = ["search", "search_clusters", "search_source"]
 
 log = logging.getLogger(__name__)
 
-DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 ExampleInputs = Inputs | Callable[[int], Inputs]
+Told = Callable[[str], None]
 SAMPLES_PER_DEVICE = 8
 """Global batch of a search that is given none."""
+_INTERRUPTED = "not searched: the search before it was interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What is planned, wherever it will run."""
+
+    segmented: SegmentedGraph
+    request: Request
 
 
 def search(
@@ -38,34 +52,30 @@ def search(
     cluster: str | tuple[Cluster, ProfileCostModel] = "local",
     global_batch: int | None = None,
     dtype: str | None = None,
-    optimizer: OptimizerName = "adamw",
-    pp: int | None = None,
-    dp: int | None = None,
-    tp: int | None = None,
-    microbatch: int | None = None,
-    recompute: Recompute | None = None,
-    time_limit_s: float = 60.0,
-    progress: Callable[[str], None] | None = None,
+    progress: Told | None = None,
+    **choices: Unpack[Choices],
 ) -> Plan:
     """Search a plan for training ``model`` on ``cluster`` (``8xH100``, ``16x8xA100-80GB``, ``local``, a TOML file).
 
     ``example_inputs`` is a dict or tuple as the model takes it, or a function from the batch size to one; only shapes
     matter, and dim 0 counts samples. ``global_batch`` is the number of samples of a step (default: that of the
-    example). ``dtype`` is bf16, fp32 or fp64 (default: the model's). Degrees and ``microbatch`` (samples) pin a
-    choice. Raises InputError for what cannot be used, InfeasibleError when nothing fits.
+    example). ``dtype`` is bf16, fp32 or fp64 (default: the model's). The other keywords pin choices and set limits:
+    see ``Choices``. Raises InputError for what cannot be used, InfeasibleError when nothing fits.
     """
     inputs, dims, batch = _at_batch(example_inputs, global_batch)
-    kind = None if dtype is None else _dtype(dtype)
-    report = progress or log.info
-    report("tracing the model")
-    traced = trace_model(model, inputs, batch_dims=dims, dtype=kind)
+    kind = None if dtype is None else dtype_name(dtype)
+    told = progress or log.info
     found, cost = _resolve(cluster)
-    request = Request(
-        model=type(model).__name__, dtype=kind or _model_dtype(model), optimizer=optimizer, pp=pp, dp=dp, tp=tp,
-        microbatch=microbatch, recompute=recompute, time_limit_s=time_limit_s,
-        assumptions=(("global batch", str(batch)), *(("note", note) for note in traced.notes)),
-    )  # fmt: skip
-    return _solve(traced, found, cost, request, report)
+    base = Request(
+        model=type(model).__name__,
+        dtype=kind or _model_dtype(model),
+        origin=Origin(cluster=_place(cluster) if isinstance(cluster, str) else str(found), dtype=dtype or ""),
+        assumptions=(("global batch", str(batch)),),
+    )
+    request = request_of(base, choices)
+    told("tracing the model")
+    traced = trace_model(model, inputs, batch_dims=dims, dtype=kind)
+    return _solve(_job(traced, request, told), found, cost, told)
 
 
 def search_source(
@@ -75,51 +85,138 @@ def search_source(
     global_batch: int | None = None,
     seq_len: int | None = None,
     dtype: str | None = None,
-    optimizer: OptimizerName = "adamw",
-    pp: int | None = None,
-    dp: int | None = None,
-    tp: int | None = None,
-    microbatch: int | None = None,
-    recompute: Recompute | None = None,
-    time_limit_s: float = 60.0,
-    progress: Callable[[str], None] | None = None,
+    progress: Told | None = None,
+    **choices: Unpack[Choices],
 ) -> Plan:
     """Search a plan for a model file (``model.py``, ``model.py:factory``) or a Hugging Face ``config.json``.
 
     Like ``search``; ``seq_len`` sets the sequence length where the model file lets it be set, ``dtype`` defaults to
     bf16 on GPUs and fp32 on CPUs, ``global_batch`` to 8 samples per device. No weights are allocated.
     """
-    report = progress or log.info
-    found, cost = load_cluster(cluster)
-    batch = global_batch or SAMPLES_PER_DEVICE * found.num_devices
-    kind = _dtype(dtype or ("fp32" if found.device == "cpu" else "bf16"))
-    source = load_model(spec, seq_len=seq_len)
-    report(f"building and tracing {source.name}")
-    inputs = source.example_inputs(batch)
-    dims = find_batch_dims(source.example_inputs, batch)
-    traced = trace_model(source.build(), inputs, batch_dims=dims, dtype=kind)
+    told = progress or log.info
+    found, profile = load_cluster(cluster)
+    job = _load(spec, (found,), global_batch, seq_len, dtype, choices, told)
+    return _solve(_on(job, cluster), found, ProfileCostModel(cluster=found, profile=profile), told)
+
+
+def search_clusters(
+    spec: str,
+    *,
+    clusters: Sequence[str],
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    progress: Told | None = None,
+    **choices: Unpack[Choices],
+) -> tuple[Outcome, ...]:
+    """``search_source`` on each of several clusters, in their order; the model is traced once.
+
+    All have the same job: ``global_batch`` defaults to 8 samples per device of the largest cluster. Where nothing
+    fits, or where a pin cannot be, the outcome has the reason; InputError is raised when that is so on every cluster.
+    """
+    told = progress or log.info
+    found = [load_cluster(cluster) for cluster in clusters]
+    job = _load(spec, [cluster for cluster, _ in found], global_batch, seq_len, dtype, choices, told)
+    return tuple(_outcomes(job, clusters, found, told))
+
+
+def _outcomes(
+    job: _Job, specs: Sequence[str], found: Sequence[tuple[Cluster, Profile]], told: Told
+) -> Iterator[Outcome]:
+    refused: list[InputError] = []
+    interrupted = False
+    for spec, (cluster, profile) in zip(specs, found, strict=True):
+        if interrupted:
+            yield Outcome(cluster=cluster, reason=_INTERRUPTED)
+            continue
+        cost = ProfileCostModel(cluster=cluster, profile=profile)
+        try:
+            plan = _solve(_on(job, spec), cluster, cost, _naming(cluster, told))
+        except InfeasibleError as error:
+            yield Outcome(cluster=cluster, reason=str(error), shortfall=error.shortfall)
+        except RuleError:
+            raise
+        except InputError as error:
+            refused.append(error)
+            if len(refused) == len(specs):
+                raise
+            yield Outcome(cluster=cluster, reason=str(error))
+        else:
+            interrupted = plan.proof.status == "interrupted"
+            yield Outcome(cluster=cluster, plan=plan)
+
+
+def _naming(cluster: Cluster, told: Told) -> Told:
+    """Say for which cluster it is."""
+    return lambda message: told(f"{cluster}: {message}")
+
+
+def _load(
+    spec: str,
+    clusters: Sequence[Cluster],
+    global_batch: int | None,
+    seq_len: int | None,
+    dtype: str | None,
+    choices: Choices,
+    told: Told,
+) -> _Job:
+    """Build and trace what a file names."""
+    most = max(cluster.num_devices for cluster in clusters)
+    batch = global_batch or SAMPLES_PER_DEVICE * most
     default = "" if global_batch else f" (default: {SAMPLES_PER_DEVICE} per device)"
-    request = Request(
-        model=source.name, dtype=kind, optimizer=optimizer, pp=pp, dp=dp, tp=tp, microbatch=microbatch,
-        recompute=recompute, time_limit_s=time_limit_s,
+    short = dtype or _default_dtype(clusters)
+    source = load_model(spec, seq_len=seq_len)
+    base = Request(
+        model=source.name,
+        dtype=dtype_name(short),
+        origin=Origin(model=_place(spec), seq_len=seq_len, dtype=short),
         assumptions=(
             ("global batch", f"{batch}{default}"),
             *(("sequence length", str(seq_len)) for _ in range(seq_len is not None)),
-            *(("note", note) for note in (*source.notes, *traced.notes)),
+            *(("note", note) for note in source.notes),
         ),
-    )  # fmt: skip
-    return _solve(traced, found, ProfileCostModel(cluster=found, profile=cost), request, report)
+    )
+    request = request_of(base, choices)
+    told(f"building and tracing {source.name}")
+    inputs = source.example_inputs(batch)
+    dims = find_batch_dims(source.example_inputs, batch)
+    traced = trace_model(source.build(), inputs, batch_dims=dims, dtype=request.dtype)
+    return _job(traced, request, told)
 
 
-def _solve(
-    traced: Traced, cluster: Cluster, cost: ProfileCostModel, request: Request, progress: Callable[[str], None]
-) -> Plan:
-    progress(f"finding repeated blocks in {len(traced.graph.nodes)} ops")
-    segmented = segment_graph(traced.graph)
+def _default_dtype(clusters: Sequence[Cluster]) -> str:
+    kinds = {"fp32" if cluster.device == "cpu" else "bf16" for cluster in clusters}
+    if len(kinds) > 1:
+        raise InputError("clusters of CPUs and of GPUs have different default dtypes: choose one with --dtype")
+    return kinds.pop()
+
+
+def _job(traced: Traced, request: Request, told: Told) -> _Job:
+    told(f"finding repeated blocks in {len(traced.graph.nodes)} ops")
+    notes = [*traced.notes]
     if random_ops(traced.graph):
-        note = "the model drops out; a training run by this plan is refused until dropout is 0 in its configuration"
-        request = replace(request, assumptions=(*request.assumptions, ("note", note)))
-    plan = solve(segmented, cluster, cost, request, profile_digest=cost.profile.digest, progress=progress)
+        notes.append("the model drops out; a training run by this plan is refused until dropout is 0 in its "
+                     "configuration")  # fmt: skip
+    assumptions = (*request.assumptions, *(("note", note) for note in notes))
+    return _Job(segmented=segment_graph(traced.graph), request=replace(request, assumptions=assumptions))
+
+
+def _on(job: _Job, cluster: str) -> _Job:
+    """The job, told for which cluster."""
+    origin = replace(job.request.origin, cluster=_place(cluster))
+    return replace(job, request=replace(job.request, origin=origin))
+
+
+def _place(spec: str) -> str:
+    """A spec that names a file with the file's full path; another one as it is."""
+    if os.path.isfile(spec):
+        return os.path.abspath(spec)
+    file, colon, rest = spec.partition(":")
+    return f"{os.path.abspath(file)}{colon}{rest}" if os.path.isfile(file) else spec
+
+
+def _solve(job: _Job, cluster: Cluster, cost: ProfileCostModel, told: Told) -> Plan:
+    plan = solve(job.segmented, cluster, cost, job.request, profile_digest=cost.profile.digest, progress=told)
     verify_plan(plan)
     return plan
 
@@ -152,12 +249,6 @@ def _resized(value: object, size: int, batch: int) -> object:
     if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != size:
         return value
     return torch.empty((batch, *value.shape[1:]), dtype=value.dtype, device="meta")
-
-
-def _dtype(name: str) -> str:
-    if name not in DTYPES:
-        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, found {name!r}")
-    return DTYPES[name]
 
 
 def _model_dtype(model: nn.Module) -> str:

@@ -1,79 +1,145 @@
 """``autoplan search``: flags in; words, files and exit codes out (see ``answers``)."""
 
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
-from typing import Annotated, Literal
+from dataclasses import dataclass
 
 import typer
 from rich.console import Console
 
+from autoplan.choices import Choices
+from autoplan.cli import flags
 from autoplan.cli.answers import exit_codes, refuse_unwritable, write_output
 from autoplan.cli.progress import Progress
+from autoplan.errors import InfeasibleError, InputError
 from autoplan.plan.file import plan_json
-from autoplan.plan.plan import Recompute
+from autoplan.plan.money import Budget, bill_of, parse_budget
+from autoplan.plan.outcome import Outcome
+from autoplan.plan.plan import Plan
+from autoplan.report.bill import bill_text
+from autoplan.report.comparison import Comparison, compare, comparison_json, comparison_text
 
-_SPEC = "8xH100, 16x8xA100-80GB (nodes x devices), 4xcpu, local, or a TOML file."
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What one search command was asked for, beside the choices."""
+
+    model: str
+    clusters: tuple[str, ...]
+    global_batch: int | None
+    seq_len: int | None
+    dtype: str | None
+    budgets: tuple[Budget, ...]
+    """One per cluster."""
+    output: str | None
+    as_json: bool
 
 
 def search(  # noqa: PLR0913 (one parameter per flag)
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A Python file with build_model() and example_inputs(batch_size), "
-            "file.py:factory, or a Hugging Face config.json.",
-        ),
-    ],
-    *,
-    cluster: Annotated[str, typer.Option(metavar="SPEC", help=_SPEC)],
-    global_batch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Samples per training step.")] = None,
-    seq_len: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens per sample.")] = None,
-    dtype: Annotated[
-        Literal["bf16", "fp32", "fp64"] | None, typer.Option(help="Default: bf16 on GPUs, fp32 on CPUs.")
-    ] = None,
-    optimizer: Annotated[Literal["adamw", "sgd"], typer.Option(help="Optimizer whose states must fit.")] = "adamw",
-    pp: Annotated[int | None, typer.Option(min=1, metavar="N", help="Pin the number of pipeline stages.")] = None,
-    dp: Annotated[int | None, typer.Option(min=1, metavar="N", help="Pin the data-parallel degree.")] = None,
-    tp: Annotated[int | None, typer.Option(min=1, metavar="N", help="Pin the tensor-parallel degree.")] = None,
-    microbatch: Annotated[int | None, typer.Option(min=1, metavar="N", help="Pin the samples per microbatch.")] = None,
-    recompute: Annotated[Recompute | None, typer.Option(help="Pin what the backward pass computes again.")] = None,
-    time_limit: Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds to search.")] = 60.0,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write the plan.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON on stdout, nothing else.")] = False,
-) -> None:
-    """Search the fastest plan that fits. A degree that is given is pinned, the others are searched.
+    model: flags.Model, *, cluster: flags.Clusters,
+    global_batch: flags.GlobalBatch = None, seq_len: flags.SeqLen = None, dtype: flags.MainDtype = None,
+    optimizer: flags.Optimizer = "adamw", grad_dtype: flags.GradDtype = None, reduce_dtype: flags.ReduceDtype = None,
+    state_dtype: flags.StateDtype = None, master_dtype: flags.MasterDtype = None,
+    pp: flags.Pp = None, dp: flags.Dp = None, cp: flags.Cp = None, tp: flags.Tp = None, ep: flags.Ep = None,
+    microbatch: flags.Microbatch = None, recompute: flags.RecomputeFlag = None, schedule: flags.Schedule = None,
+    chunks: flags.Chunks = None, data: flags.Data = None, shards: flags.Shards = None, cuts: flags.Cuts = None,
+    offload: flags.Offload = False, pin: flags.Pin = None, forbid: flags.Forbid = None, keep: flags.Keep = None,
+    runnable: flags.Runnable = False, gap: flags.Gap = None, top: flags.Top = None,
+    time_limit: flags.TimeLimit = 60.0, tokens: flags.Tokens = None, price: flags.Prices = None,
+    output: flags.Output = None, as_json: flags.AsJson = False,
+) -> None:  # fmt: skip
+    """Search the fastest plan that fits. What is given is pinned, the rest is searched.
 
     \b
     Examples:
       autoplan search examples/nanogpt.py --cluster 8xH100 -o plan.json
-      autoplan search config.json --cluster 16x8xA100-80GB --global-batch 1024 --seq-len 8192 --tp 8
+      autoplan search config.json --cluster 16x8xA100-80GB --global-batch 1024 --seq-len 8192 --tp 8 --top 5
+      autoplan search config.json --cluster 8xH100 --cluster 4x8xL4 --global-batch 512 --tokens 1T --price 2.5
 
     \b
-    Exit codes: 0 found, 2 bad usage or input, 3 no plan fits.
+    Exit codes: 0 found, 2 bad usage or input, 3 no plan fits, 130 interrupted before there was a plan.
     """
     with exit_codes():
+        asked = _Asked(
+            model=model, clusters=tuple(cluster), global_batch=global_batch, seq_len=seq_len, dtype=dtype,
+            budgets=_budgets(cluster, tokens, tuple(price or ())), output=output, as_json=as_json,
+        )  # fmt: skip
+        choices = Choices(
+            optimizer=optimizer, grad_dtype=grad_dtype, reduce_dtype=reduce_dtype, state_dtype=state_dtype,
+            master_dtype=master_dtype, pp=pp, dp=dp, cp=cp, tp=tp, ep=ep, microbatch=microbatch, recompute=recompute,
+            schedule=schedule, chunks=chunks, data=data, shards=shards, cuts=flags.parse_cuts(cuts), offload=offload,
+            pins=pin or (), forbid=forbid or (), keep=keep or (), runnable=runnable, gap=gap, top=top,
+            time_limit_s=time_limit,
+        )  # fmt: skip
         if output is not None:
             refuse_unwritable(output)
-        with Progress(Console(stderr=True)).shown() as progress:
-            progress("loading torch")
-            from autoplan import planning  # loads torch, which --help and report can do without
-
-            with redirect_stdout(sys.stderr):  # what the user's model prints must not mix with the plan
-                plan = planning.search_source(
-                    model, cluster=cluster, global_batch=global_batch, seq_len=seq_len, dtype=dtype,
-                    optimizer=optimizer, pp=pp, dp=dp, tp=tp, microbatch=microbatch, recompute=recompute,
-                    time_limit_s=time_limit, progress=progress,
-                )  # fmt: skip
-        typer.echo(plan_json(plan) if as_json else str(plan), nl=False)
-        if output is not None:
-            write_output(output, plan_json(plan))
-        _say_where(output, err=as_json)
+        if len(cluster) == 1:
+            _answer(asked, _plan(asked, choices))
+        else:
+            _answer_all(asked, _outcomes(asked, choices))
 
 
-def _say_where(output: str | None, err: bool) -> None:
+def _budgets(clusters: Sequence[str], tokens: str | None, prices: tuple[float, ...]) -> tuple[Budget, ...]:
+    """One per cluster: one price is that of all."""
+    if len(prices) > 1 and len(prices) != len(clusters):
+        raise InputError(
+            f"--price is given {len(prices)} times for {len(clusters)} clusters: give one, or one for each"
+        )
+    each = prices if len(prices) == len(clusters) else (prices or (None,)) * len(clusters)
+    return tuple(parse_budget(tokens, price) for price in each)
+
+
+def _plan(asked: _Asked, choices: Choices) -> Plan:
+    with Progress(Console(stderr=True)).shown() as progress:
+        progress("loading torch")
+        from autoplan import planning  # loads torch, which --help and report can do without
+
+        with redirect_stdout(sys.stderr):  # what the user's model prints must not mix with the plan
+            return planning.search_source(
+                asked.model, cluster=asked.clusters[0], global_batch=asked.global_batch, seq_len=asked.seq_len,
+                dtype=asked.dtype, progress=progress, **choices,
+            )  # fmt: skip
+
+
+def _outcomes(asked: _Asked, choices: Choices) -> tuple[Outcome, ...]:
+    with Progress(Console(stderr=True)).shown() as progress:
+        progress("loading torch")
+        from autoplan import planning  # as above
+
+        with redirect_stdout(sys.stderr):
+            return planning.search_clusters(
+                asked.model, clusters=asked.clusters, global_batch=asked.global_batch, seq_len=asked.seq_len,
+                dtype=asked.dtype, progress=progress, **choices,
+            )  # fmt: skip
+
+
+def _answer(asked: _Asked, plan: Plan) -> None:
+    """Print and write the plan. The plan is written first: no wrong budget shall lose it."""
+    if asked.output is not None:
+        write_output(asked.output, plan_json(plan))
+    typer.echo(plan_json(plan) if asked.as_json else str(plan), nl=False)
+    if asked.budgets[0]:
+        typer.echo(f"\n{bill_text(bill_of(plan, asked.budgets[0]))}", nl=False, err=asked.as_json)
+    _say_where(asked.output, "The plan", err=asked.as_json)
+
+
+def _answer_all(asked: _Asked, outcomes: tuple[Outcome, ...]) -> None:
+    """Print the comparison, and write the plan of the best cluster. Raises InfeasibleError when none has a plan."""
+    found: Comparison = compare(outcomes, asked.budgets)
+    if found.best is not None and asked.output is not None:
+        plan = outcomes[found.best].plan
+        assert plan is not None, "the best cluster has a plan"
+        write_output(asked.output, plan_json(plan))
+    typer.echo(comparison_json(found) if asked.as_json else comparison_text(found), nl=False)
+    if found.best is None:
+        raise InfeasibleError("no plan fits any of the clusters")
+    name = f"The plan of {found.rows[found.best].cluster}, the {found.best_words},"
+    _say_where(asked.output, name, err=asked.as_json)
+
+
+def _say_where(output: str | None, name: str, err: bool) -> None:
     if output is None:
-        typer.echo("\nThe plan was not written: add -o plan.json to keep it.", err=True)
+        typer.echo(f"\n{name} was not written: add -o plan.json to keep it.", err=True)
     else:
-        typer.echo(f"\nThe plan was written to {output}", err=err)
+        typer.echo(f"\n{name} was written to {output}", err=err)

@@ -12,12 +12,16 @@ from pathlib import Path
 
 import pytest
 from plan.sample import sample_plan
+from plan.wide_sample import wide_plan
 from typer.testing import CliRunner
 
 import autoplan
+from autoplan.choices import Choices
 from autoplan.cli.main import app
+from autoplan.cluster import Cluster
 from autoplan.errors import InfeasibleError, InputError
 from autoplan.plan.file import load_plan, plan_json
+from autoplan.plan.outcome import Outcome
 
 SEARCH = ["search", "model.py", "--cluster", "8xH100"]
 
@@ -35,10 +39,15 @@ def api(monkeypatch):
         options["progress"]("tracing the model")
         if fake.error is not None:
             raise fake.error
-        return sample_plan()
+        return fake.plan
+
+    def search_clusters(spec, **options):
+        fake.calls.append((spec, options))
+        return fake.outcomes
 
     fake = types.ModuleType("autoplan.planning")
-    fake.calls, fake.error, fake.search_source = [], None, search_source
+    fake.calls, fake.error, fake.plan, fake.outcomes = [], None, sample_plan(), ()
+    fake.search_source, fake.search_clusters = search_source, search_clusters
     monkeypatch.setitem(sys.modules, "autoplan.planning", fake)
     monkeypatch.setattr(autoplan, "planning", fake, raising=False)
     return fake
@@ -51,26 +60,118 @@ def plan_file(tmp_path):
     return str(path)
 
 
+FLAGS = {
+    "global_batch": 64, "seq_len": 128, "dtype": "fp64", "optimizer": "sgd", "grad_dtype": "fp32",
+    "reduce_dtype": "fp64", "state_dtype": "bf16", "master_dtype": "fp32", "pp": 2, "dp": 3, "cp": 6, "tp": 4,
+    "ep": 7, "microbatch": 5, "recompute": "full", "schedule": "zbv", "chunks": 2, "data": "zero1", "shards": 9,
+    "gap": 0.25, "top": 8,
+}  # fmt: skip
+
+
 def test_search_passes_every_flag(api, tmp_path):
-    flags = "--global-batch 64 --seq-len 128 --dtype fp64 --optimizer sgd --pp 2 --dp 3 --tp 4 --microbatch 5"
     out = str(tmp_path / "plan.json")
-    result = run(*SEARCH, *flags.split(), "--recompute", "full", "--time-limit", "7.5", "-o", out)
+    flags = [part for name, value in FLAGS.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    result = run(
+        *SEARCH, *flags, "--time-limit", "7.5", "--cuts", "3, 5", "--offload", "--runnable", "--pin", "a=tp:Shard(0)",
+        "--pin", "b=tp:Shard(1)", "--forbid", "tp=8", "--keep", "head", "-o", out,
+    )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     [(spec, options)] = api.calls
     del options["progress"]
     assert spec == "model.py"
-    assert options == {
-        "cluster": "8xH100", "global_batch": 64, "seq_len": 128, "dtype": "fp64", "optimizer": "sgd",
-        "pp": 2, "dp": 3, "tp": 4, "microbatch": 5, "recompute": "full", "time_limit_s": 7.5,
+    assert options == FLAGS | {
+        "cluster": "8xH100", "time_limit_s": 7.5, "cuts": (3, 5), "offload": True, "runnable": True,
+        "pins": ["a=tp:Shard(0)", "b=tp:Shard(1)"], "forbid": ["tp=8"], "keep": ["head"],
     }  # fmt: skip
+    assert set(options) - {"cluster", "global_batch", "seq_len", "dtype"} == set(Choices.__annotations__)
 
 
 def test_search_leaves_the_rest_open(api):
     assert run(*SEARCH).exit_code == 0
     [(_, options)] = api.calls
-    open_choices = ("global_batch", "seq_len", "dtype", "pp", "dp", "tp", "microbatch", "recompute")
-    assert {options[name] for name in open_choices} == {None}
+    assert {options[name] for name in (*FLAGS, "cuts") if name != "optimizer"} == {None}
     assert (options["optimizer"], options["time_limit_s"]) == ("adamw", 60.0)
+    assert not any(options[name] for name in ("offload", "runnable", "pins", "forbid", "keep"))
+
+
+@pytest.mark.parametrize("cuts", ["", "3;5", "a", "3,,5", "-1"])
+def test_cuts_are_a_list_of_numbers(api, cuts):
+    result = run(*SEARCH, "--cuts", cuts)
+    assert (result.exit_code, api.calls) == (2, [])
+    assert "write it as 12,24,36" in result.stderr
+
+
+def test_search_adds_time_and_cost(api):
+    result = run(*SEARCH, "--tokens", "1T", "--price", "2.5")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith(str(sample_plan()))
+    assert "Training on 1,000,000,000,000 tokens at 2.5 a device-hour\n  time          3.39 days\n" in result.stdout
+    assert "cost          device-hours x price = " in result.stdout
+    as_json = run(*SEARCH, "--tokens", "1T", "--price", "2.5", "--json")
+    assert json.loads(as_json.stdout)["model"] == sample_plan().model
+    assert "Training on" in as_json.stderr
+
+
+@pytest.mark.parametrize("flags", [["--tokens", "many"], ["--price", "0"], ["--price", "1", "--price", "2"]])
+def test_a_wrong_budget_is_found_before_the_search(api, flags):
+    assert run(*SEARCH, *flags).exit_code == 2
+    assert not api.calls
+
+
+def test_tokens_of_samples_without_a_sequence_lose_no_plan(api, tmp_path):
+    api.plan = dataclasses.replace(sample_plan(), tokens=0)
+    out = str(tmp_path / "plan.json")
+    result = run(*SEARCH, "--tokens", "1T", "-o", out)
+    assert result.exit_code == 2
+    assert "have no sequence" in result.stderr
+    assert load_plan(out) == api.plan
+
+
+CLUSTERS = ["search", "model.py", "--cluster", "8xH100", "--cluster", "4x8xH100", "--cluster", "8xL4"]
+L4 = Cluster(num_nodes=1, devices_per_node=8, device="L4", memory_bytes=20 * 2**30)
+
+
+@pytest.fixture
+def three(api):
+    """Two clusters with a plan, and one on which nothing fits."""
+    plans = [sample_plan(), wide_plan()]
+    found = [Outcome(cluster=plan.cluster, plan=plan) for plan in plans]
+    api.outcomes = (*found, Outcome(cluster=L4, reason="no plan fits 8xL4"))
+    return api
+
+
+def test_several_clusters_are_one_table_and_the_fastest_is_written(three, tmp_path):
+    out = str(tmp_path / "plan.json")
+    result = run(*CLUSTERS, "--tp", "2", "-o", out)
+    assert result.exit_code == 0, result.stderr
+    [(_, options)] = three.calls
+    assert (options["clusters"], options["tp"]) == (("8xH100", "4x8xH100", "8xL4"), 2)
+    assert result.stdout.startswith("3 clusters\n")
+    assert result.stdout.endswith(f"\nThe plan of 8xH100, the fastest, was written to {out}\n")
+    assert load_plan(out) == sample_plan()
+
+
+def test_with_prices_the_cheapest_is_written(three, tmp_path):
+    out = str(tmp_path / "plan.json")
+    prices = ["--price", "100", "--price", "0.5", "--price", "1"]
+    result = run(*CLUSTERS, *prices, "-o", out)
+    assert result.stdout.endswith(f"\nThe plan of 4x8xH100, the cheapest, was written to {out}\n")
+    assert load_plan(out) == wide_plan()
+    assert run(*CLUSTERS, *prices[:4]).exit_code == 2
+
+
+def test_several_clusters_as_json(three):
+    result = run(*CLUSTERS, "--json")
+    assert [row["cluster"] for row in json.loads(result.stdout)["rows"]] == ["8xH100", "4x8xH100", "8xL4"]
+
+
+def test_no_cluster_with_a_plan_exits_3_and_writes_nothing(api, tmp_path):
+    api.outcomes = tuple(Outcome(cluster=L4, reason="no plan fits 8xL4") for _ in range(3))
+    result = run(*CLUSTERS, "-o", str(tmp_path / "plan.json"))
+    assert result.exit_code == 3
+    assert "no plan: no plan fits 8xL4" in result.stdout
+    assert result.stderr.endswith("error: no plan fits any of the clusters\n")
+    assert os.listdir(tmp_path) == []
 
 
 def test_search_prints_the_plan_and_where_it_is(api, tmp_path):
@@ -100,6 +201,11 @@ def test_search_json_prints_json_only(api, tmp_path):
         ["--recompute", "some"],
         ["--optimizer", "adam"],
         ["--time-limit", "0"],
+        ["--chunks", "0"],
+        ["--schedule", "gpipe"],
+        ["--data", "zero3"],
+        ["--top", "0"],
+        ["--grad-dtype", "int8"],
         ["--batch", "8"],
     ],
 )
@@ -176,6 +282,16 @@ def test_report_writes_the_page(plan_file, tmp_path):
     result = run("report", plan_file, "--html", str(page))
     assert result.stdout.endswith(f"The page was written to {page}\n")
     assert page.read_text().startswith("<!doctype html>")
+
+
+def test_report_adds_time_and_cost(plan_file, tmp_path):
+    page = tmp_path / "plan.html"
+    result = run("report", plan_file, "--tokens", "1T", "--price", "2.5", "--html", str(page))
+    assert "\n\nTraining on 1,000,000,000,000 tokens at 2.5 a device-hour\n" in result.stdout
+    assert "Training on 1,000,000,000,000 tokens" in page.read_text()
+    as_json = run("report", plan_file, "--tokens", "1T", "--price", "2.5", "--json")
+    assert json.loads(as_json.stdout)["bill"]["steps"] == 15_258_790  # 10**12 / 65,536, rounded up
+    assert json.loads(run("report", plan_file, "--json").stdout)["bill"] is None
 
 
 def test_report_json_is_json_only(plan_file, tmp_path):
