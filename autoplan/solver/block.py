@@ -15,7 +15,15 @@ from autoplan.solver.choice import BlockSolution, Choice, Resolved, activation_b
 from autoplan.solver.eliminate import LARGEST_TABLE, Costs, Minimum, min_marginals, minimise
 from autoplan.solver.ilp import solve_ilp
 from autoplan.solver.milp import SolveState
-from autoplan.solver.network import UNITS_PER_US, Network, ValueFacts, build_network, tables_at, value_facts
+from autoplan.solver.network import (
+    UNITS_PER_US,
+    Network,
+    ValueFacts,
+    build_network,
+    tables_at,
+    value_facts,
+    with_memory,
+)
 from autoplan.solver.problem import Candidate, Prices, Problem
 
 Fixed = Mapping[str, Placement]
@@ -31,14 +39,17 @@ class Block:
     largest_table: int
     """Entries; beyond these the ILP is solved."""
     networks: dict[bool, Network] = field(default_factory=dict, repr=False)
-    """With and without what is kept for backward."""
+    """Without and with what is kept for backward."""
 
     def network(self, prices: Prices) -> Network:
         """The tables that these prices need."""
-        with_memory = prices.activation_us_per_byte > 0
-        if with_memory not in self.networks:
-            self.networks[with_memory] = build_network(self.problem, self.facts, with_memory=with_memory)
-        return self.networks[with_memory]
+        if False not in self.networks:
+            self.networks[False] = build_network(self.problem, self.facts)
+        if prices.activation_us_per_byte <= 0:
+            return self.networks[False]
+        if True not in self.networks:
+            self.networks[True] = with_memory(self.networks[False], self.facts)
+        return self.networks[True]
 
     def fits(self, prices: Prices) -> bool:
         """Whether elimination needs no table that is too large."""

@@ -37,8 +37,8 @@ class Network:
     problem: Problem
     params: tuple[str, ...]
     """Their variables follow those of the nodes."""
-    moves: tuple[Costs, ...]
-    kept_bytes: tuple[Costs, ...]
+    moves: tuple[Table, ...]
+    kept_bytes: tuple[Table, ...]
     """To be multiplied by the price of memory."""
     plan: Elimination
     """For the moves, the kept bytes, one table per node and one per parameter."""
@@ -97,23 +97,35 @@ class _Builder:
         return self.problem.nodes[number]
 
 
-def build_network(problem: Problem, facts: Iterable[ValueFacts], *, with_memory: bool) -> Network:
-    """State a problem as tables; ``with_memory`` adds what is kept for backward, for an activation price above 0."""
+def build_network(problem: Problem, facts: Iterable[ValueFacts]) -> Network:
+    """State a problem as tables, without what is kept for backward: for an activation price of 0."""
     params = _params(problem)
-    choices = [*(len(n.candidates) for n in problem.nodes), *(len(v.sources) for v in params)]
-    builder = _Builder(problem=problem, sizes=list(choices))
+    sizes = [*(len(n.candidates) for n in problem.nodes), *(len(v.sources) for v in params)]
+    builder = _Builder(problem=problem, sizes=sizes)
     for fact in facts:
         if fact.bits:
             _add_moves(builder, fact)
-        if with_memory:
-            _add_kept(builder, fact)
-    tables = [*builder.moves, *builder.kept_bytes]
+    return _network(builder)
+
+
+def with_memory(network: Network, facts: Iterable[ValueFacts]) -> Network:
+    """The network with what is kept for backward: for an activation price above 0."""
+    builder = _Builder(problem=network.problem, sizes=list(network.plan.sizes), moves=list(network.moves))
+    for fact in facts:
+        _add_kept(builder, fact)
+    return _network(builder)
+
+
+def _network(builder: _Builder) -> Network:
+    params = _params(builder.problem)
+    scopes = [scope for scope, _ in (*builder.moves, *builder.kept_bytes)]
+    choices = range(len(builder.problem.nodes) + len(params))
     return Network(
-        problem=problem,
+        problem=builder.problem,
         params=tuple(v.name for v in params),
-        moves=tuple(costs for _, costs in builder.moves),
-        kept_bytes=tuple(costs for _, costs in builder.kept_bytes),
-        plan=plan_elimination(builder.sizes, [*(scope for scope, _ in tables), *((v,) for v in range(len(choices)))]),
+        moves=tuple(builder.moves),
+        kept_bytes=tuple(builder.kept_bytes),
+        plan=plan_elimination(builder.sizes, [*scopes, *((v,) for v in choices)]),
     )
 
 
@@ -121,10 +133,11 @@ def tables_at(network: Network, prices: Prices, fixed: Mapping[str, Placement]) 
     """All tables at these prices; ``fixed`` pins parameters to one of their sources."""
     problem, values = network.problem, {v.name: v for v in network.problem.values}
     price = prices.activation_us_per_byte
-    kept = [_units(table * price) for table in network.kept_bytes]
+    moves = [costs for _, costs in network.moves]
+    kept = [_units(num_bytes * price) for _, num_bytes in network.kept_bytes]
     nodes = [_units(np.array([c.total_us + price * c.extra_bytes for c in n.candidates])) for n in problem.nodes]
     params = [_param_costs(problem, values[name], prices, fixed.get(name)) for name in network.params]
-    return [*network.moves, *kept, *nodes, *params]
+    return [*moves, *kept, *nodes, *params]
 
 
 def _param_costs(problem: Problem, value: ValueProblem, prices: Prices, pinned: Placement | None) -> Costs:
