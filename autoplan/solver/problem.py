@@ -178,7 +178,8 @@ def price_move(meta: TensorMeta, needs_grad: bool, src: Placement, dst: Placemen
     forward = _collective(forward_kind, meta, src, axis)
     backward = _collective(backward_kind, meta, dst, axis)
     copies = not (isinstance(src, Replicate) and isinstance(dst, Replicate))
-    cut_us = _copy_us(meta, dst, axis) if copies else 0.0
+    is_cut = copies and (forward is None or (backward is None and needs_grad))
+    cut_us = _copy_us(meta, dst, axis) if is_cut else 0.0
     return Move(
         forward=forward,
         backward=backward,
