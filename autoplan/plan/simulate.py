@@ -146,26 +146,24 @@ def _advance(
     first, now = len(done), done[-1].end_us if done else 0.0
     for index in range(first, len(actions)):
         action = actions[index]
-        start = now
-        for key in _needs(action, num_stages):
-            ready = ends.get(key)
-            if ready is None:
-                return index - first
-            start = max(start, ready)
+        need = _need(action, num_stages)
+        ready = ends.get(need) if need else 0.0
+        if ready is None:
+            return index - first
+        start = max(now, ready)
         now = ends[action] = start + durations[action.what][action.stage]
         done.append(Span(action, start, now))
     return len(actions) - first
 
 
-def _needs(action: Action, num_stages: int) -> tuple[Key, ...]:
-    """What must have run before an action."""
+def _need(action: Action, num_stages: int) -> Key | None:
+    """What must have run before an action. Where that is the B of the next stage, the stage's own F has run as well."""
     what, stage, microbatch = action
     if what == "F":
-        return (("F", stage - 1, microbatch),) if stage else ()
+        return ("F", stage - 1, microbatch) if stage else None
     if what == "W":
-        return (("B", stage, microbatch),)
-    own: Key = ("F", stage, microbatch)
-    return (own, ("B", stage + 1, microbatch)) if stage < num_stages - 1 else (own,)
+        return ("B", stage, microbatch)
+    return ("B", stage + 1, microbatch) if stage < num_stages - 1 else ("F", stage, microbatch)
 
 
 def _deadlock(
@@ -174,9 +172,9 @@ def _deadlock(
     waiting = []
     for rank, (actions, done) in enumerate(zip(order, spans, strict=True)):
         if len(done) < len(actions):
-            action = actions[len(done)]
-            missing = next(Action(*key) for key in _needs(action, num_stages) if key not in ends)
-            waiting.append(f"rank {rank} waits with {action} for {missing}")
+            need = _need(actions[len(done)], num_stages)
+            assert need and need not in ends, "an action that waits for nothing runs"
+            waiting.append(f"rank {rank} waits with {actions[len(done)]} for {Action(*need)}")
     return f"the order of actions never ends: {'; '.join(waiting)}"
 
 

@@ -221,6 +221,26 @@ def test_the_closed_form_is_the_simulation_on_even_ranks(kind, p, more, rounds, 
         assert one == pytest.approx(simulated)
 
 
+# One mix of parts for each row of the form, which is the largest there alone.
+ROWS = {
+    "zero-bubble": [(3, 3, 1), (3, 1, 2), (1, 3, 4)],
+    "zbv": [(4, 7, 3), (4, 7, 6), (9, 5, 1), (9, 1, 3), (8, 4, 8), (9, 8, 2), (2, 7, 10), (4, 3, 6)],
+}
+
+
+@pytest.mark.parametrize(("kind", "v"), [("zero-bubble", 1), ("zero-bubble", 3), ("zbv", 2)])
+@pytest.mark.parametrize("p", [4, 6])
+def test_every_row_of_the_closed_form_is_the_longest_for_some_times(kind, v, p):
+    rows = bubble_terms(kind, p, v).rows
+    longest = set()
+    for parts in ROWS[kind]:
+        simulated, closed, _ = even(kind, p, v, 2 * p, *parts)
+        assert closed == pytest.approx(simulated)
+        hidden = [sum(h * part for h, part in zip(row, parts, strict=True)) for row in rows]
+        longest |= {i for i, h in enumerate(hidden) if h < min(hidden[:i] + hidden[i + 1 :]) - 1e-9}
+    assert longest == set(range(len(rows)))
+
+
 @pytest.mark.parametrize("m", [5, 6, 7, 10, 15])
 @pytest.mark.parametrize(("kind", "v"), [("1f1b", 1), ("interleaved", 3), ("zero-bubble", 2)])
 def test_the_closed_form_holds_when_rounds_are_longer_than_the_ranks(kind, v, m):
