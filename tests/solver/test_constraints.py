@@ -16,7 +16,7 @@ from autoplan.sharding import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Shard
 from autoplan.solver.batch import split_batch
 from autoplan.solver.block import solve_block
 from autoplan.solver.build import build_problem, make_model
-from autoplan.solver.constraints import Constraints, allows, constrain, is_whole, refine_classes
+from autoplan.solver.constraints import Constraints, Flag, allows, constrain, is_whole, refine_classes
 from autoplan.solver.constraints_text import parse_constraints, stands_for
 from autoplan.solver.legal import check_strategies
 from autoplan.solver.problem import Axis, Prices, sources_of, wants_of
@@ -45,14 +45,14 @@ def parse(model=None, **wishes):
     return parse_constraints(replace(REQUEST, **wishes), model or sg())
 
 
-def solved(constraints, kind="block", degree=2, model=None):
+def solved(constraints, kind="block", degree=2, prices=PRICES):
     """Placements of the parameters, and strategies of the ops by module, in the best answer for a class."""
-    graph = refine_classes(model or sg(), constraints)
+    graph = refine_classes(sg(), constraints)
     made = make_model(graph, split_batch(graph), 1)
     segment = graph.representative(graph.kind_names.index(kind))
     problem = build_problem(made, segment, Axis(group=Group(size=degree, per_node=degree), cost=ToyCost()), True)
     left = constrain(problem, segment, made.nodes, constraints)
-    choice = solve_block(left, PRICES).choice
+    choice = solve_block(left, prices).choice
     params = {name.removeprefix("param:"): place for name, place in choice.params}
     strategies = {n.name: n.candidates[k].strategy for n, k in zip(left.nodes, choice.candidates, strict=True)}
     return params, [(made.nodes[name].module_path, strategy) for name, strategy in strategies.items()]
@@ -111,6 +111,13 @@ def test_a_kept_module_runs_whole():
     assert not any(isinstance(place, Shard) for name, place in kept[0].items() if "feed_forward" in name)
 
 
+def test_a_parameter_of_a_kept_module_is_not_split_even_where_memory_is_dear():
+    dear = Prices(state_us_per_byte=10.0)
+    name = "layers.0.feed_forward.w1.weight"
+    assert isinstance(solved(parse(), prices=dear)[0][name], Shard)
+    assert not isinstance(solved(parse(keep=("layers.*.feed_forward",)), prices=dear)[0][name], Shard)
+
+
 def test_a_kept_module_is_the_head_alone():
     assert isinstance(solved(parse(), "head")[0]["output.weight"], Shard)
     assert not isinstance(solved(parse(keep=("output",)), "head")[0]["output.weight"], Shard)
@@ -154,6 +161,12 @@ def test_a_class_is_divided_by_kept_modules_and_forbids_but_not_by_flags():
     assert refine_classes(sg(), parse(forbid=forbid)).kind_names == ("embed", "block", "block.2", "block.3", "head")
     every = tuple(f"layers.{i}.feed_forward.w1.weight=tp:Shard(1)" for i in range(3))
     assert refine_classes(sg(), parse(pins=every)) is sg()
+
+
+def test_a_class_is_divided_by_kept_ops_that_read_no_parameter():
+    op = sg().segments[2].nodes[1]
+    kept = Constraints(kept={op: Flag(name="keep", text="layers.1.act")})
+    assert [s.kind for s in refine_classes(sg(), kept).segments] == [0, 1, 2, 1, 3]
 
 
 def test_names_of_divided_classes_are_unique():
