@@ -60,6 +60,12 @@ def _hf(kind: str) -> nn.Module:
             n_layer=4, n_head=4, n_embd=16, vocab_size=67, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0,
             attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLMLoss",
         )  # fmt: skip
+    elif kind == "mixtral":
+        config = transformers.MixtralConfig(
+            num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, hidden_size=16, intermediate_size=24,
+            vocab_size=66, max_position_embeddings=16, num_local_experts=4, num_experts_per_tok=2,
+            experts_implementation="eager",
+        )  # fmt: skip
     else:
         config = transformers.LlamaConfig(
             num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, hidden_size=16, intermediate_size=24,
@@ -82,6 +88,7 @@ ZOO: dict[str, Entry] = {
     "hf-gpt2": Entry(
         build=lambda: _hf("gpt2"), batch=_hf_batch(67), eval_inputs=lambda b: {"input_ids": b["input_ids"]}
     ),
+    "hf-mixtral": Entry(build=lambda: _hf("mixtral"), batch=_hf_batch(66), eval_inputs=dict),
     "hf-llama": Entry(build=lambda: _hf("llama"), batch=_hf_batch(66), eval_inputs=dict),
 }
 

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(600)]
 
 BATCH = 8
 DEGREES = [d for d in product((1, 2, 4), repeat=3) if d[0] * d[1] * d[2] in (1, 2, 4)]
-ILLEGAL = {("llama", 4), ("hf-llama", 4)}
+ILLEGAL = {("llama", 4), ("hf-llama", 4), ("hf-mixtral", 4)}
 """Two kv heads cannot be split over four ranks."""
 
 
@@ -78,6 +78,8 @@ RANDOM: list[tuple[str, tuple[int, int, int, int], DataMode, Recompute | None]] 
     ("llama", (1, 4, 1, 2), "shard", "none"),
     ("hf-gpt2", (2, 2, 1, 2), "shard", "full"),
     ("hf-llama", (1, 1, 2, 1), "replicate", "selective"),
+    ("hf-mixtral", (1, 2, 2, 1), "shard", "selective"),
+    ("hf-mixtral", (1, 1, 2, 2), "replicate", "full"),
 ]
 
 
