@@ -1,7 +1,8 @@
-"""One class of segments, exactly: by elimination of variables, or where that needs too large a table by an ILP.
+"""One class of segments, exactly, by elimination of variables.
 
-Both minimise ``choice.objective`` with a tie-break per move, and the tests hold them against each other.
-docs/formulation.md has the mathematics.
+Where that needs too large a table, the problem is narrowed first (``narrow.py``); where it still does, an ILP solves
+what is left (``ilp.py``). All ways minimise ``choice.objective`` with a tie-break per move, and the tests hold them
+against each other. docs/formulation.md has the mathematics.
 """
 
 import math
@@ -11,15 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from autoplan.sharding import Placement
-from autoplan.solver.choice import BlockSolution, Choice, Resolved, activation_bytes, resolve
-from autoplan.solver.eliminate import LARGEST_TABLE, Costs, Minimum, min_marginals, minimise
+from autoplan.solver.choice import BlockSolution, Resolved, activation_bytes, resolve
+from autoplan.solver.eliminate import Costs, min_marginals, minimise
 from autoplan.solver.ilp import solve_ilp
 from autoplan.solver.milp import SolveState
+from autoplan.solver.narrow import narrow
 from autoplan.solver.network import (
     UNITS_PER_US,
     Network,
     ValueFacts,
     build_network,
+    choice_of,
     tables_at,
     value_facts,
     with_memory,
@@ -31,29 +34,38 @@ _Choice = TypeVar("_Choice", Candidate, Placement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Entries of the largest table, 8 bytes each."""
+
+    direct: int = 2**18
+    """Beyond these a problem is narrowed first."""
+    most: int = 2**22
+    """Beyond these, narrowed or relaxed, the ILP is solved."""
+
+
+LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """A problem with what several solves of it share."""
 
     problem: Problem
     facts: tuple[ValueFacts, ...] = field(repr=False)
-    largest_table: int
-    """Entries; beyond these the ILP is solved."""
-    networks: dict[bool, Network] = field(default_factory=dict, repr=False)
-    """Without and with what is kept for backward."""
+    networks: dict[tuple[bool, bool], Network] = field(default_factory=dict, repr=False)
+    """By whether they count what is kept for backward, and whether they are relaxed."""
 
-    def network(self, prices: Prices) -> Network:
+    def network(self, prices: Prices, *, relaxed: bool = False) -> Network:
         """The tables that these prices need."""
-        if False not in self.networks:
-            self.networks[False] = build_network(self.problem, self.facts)
-        if prices.activation_us_per_byte <= 0:
-            return self.networks[False]
-        if True not in self.networks:
-            self.networks[True] = with_memory(self.networks[False], self.facts)
-        return self.networks[True]
-
-    def fits(self, prices: Prices) -> bool:
-        """Whether elimination needs no table that is too large."""
-        return self.network(prices).plan.largest <= self.largest_table
+        counts_memory = prices.activation_us_per_byte > 0
+        key = counts_memory, relaxed
+        if key not in self.networks:
+            self.networks[key] = (
+                with_memory(self.network(Prices(), relaxed=relaxed), self.facts)
+                if counts_memory
+                else build_network(self.problem, self.facts, relaxed=relaxed)
+            )
+        return self.networks[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +78,9 @@ class Alternatives:
     """By parameter: every placement it may live in."""
 
 
-def make_block(problem: Problem, *, largest_table: int | None = None) -> Block:
+def make_block(problem: Problem) -> Block:
     """Prepare a problem to be solved at several prices."""
-    largest = LARGEST_TABLE if largest_table is None else largest_table
-    return Block(problem=problem, facts=value_facts(problem), largest_table=largest)
+    return Block(problem=problem, facts=value_facts(problem))
 
 
 def solve_block(
@@ -80,30 +91,42 @@ def solve_block(
     Deterministic: same problem, same choice. No answer is a state of the solution, never an exception. The time limit
     is that of the ILP; elimination takes milliseconds.
     """
-    return solve(make_block(problem), prices, fixed, time_limit_s)
+    return solve(make_block(problem), prices, fixed, time_limit_s=time_limit_s)
 
 
-def solve(block: Block, prices: Prices, fixed: Fixed | None = None, time_limit_s: float = 10.0) -> BlockSolution:
+def solve(
+    block: Block,
+    prices: Prices,
+    fixed: Fixed | None = None,
+    *,
+    limits: Limits = LIMITS,
+    time_limit_s: float = 10.0,
+) -> BlockSolution:
     """As ``solve_block``, of a problem that was prepared."""
-    if not block.fits(prices):
+    start, fixed = time.monotonic(), fixed or {}
+    if block.network(prices).plan.largest <= limits.direct:
+        return _eliminate(block.network(prices), prices, fixed, start)
+    relaxed = block.network(prices, relaxed=True)
+    if relaxed.plan.largest > limits.most:
         return solve_ilp(block.problem, prices, fixed, time_limit_s)
-    start = time.monotonic()
-    network = block.network(prices)
-    found = minimise(network.plan, tables_at(network, prices, fixed or {}))
+    narrowed = narrow(relaxed, prices, fixed)
+    network = make_block(narrowed.problem).network(prices)
+    if network.plan.largest <= limits.most:
+        found = _eliminate(network, prices, fixed, start)
+    else:
+        found = solve_ilp(narrowed.problem, prices, fixed, time_limit_s)
+    return replace(found, choice=None if found.choice is None else narrowed.original(found.choice))
+
+
+def _eliminate(network: Network, prices: Prices, fixed: Fixed, start: float) -> BlockSolution:
+    found = minimise(network.plan, tables_at(network, prices, fixed))
     assert math.isfinite(found.cost), "every node has a candidate and every move a price"
     return BlockSolution(
         state=SolveState.OPTIMAL,
-        choice=_choice(network, found),
+        choice=choice_of(network, found),
         objective=found.cost / UNITS_PER_US,
         seconds=time.monotonic() - start,
     )
-
-
-def _choice(network: Network, found: Minimum) -> Choice:
-    nodes = len(network.problem.nodes)
-    sources = {v.name: v.sources for v in network.problem.values if v.origin == "param"}
-    states = zip(network.params, found.states[nodes:], strict=False)
-    return Choice(candidates=found.states[:nodes], params=tuple((name, sources[name][state]) for name, state in states))
 
 
 def solve_sweep(problem: Problem, prices: Sequence[Prices], fixed: Fixed | None = None) -> tuple[BlockSolution, ...]:
@@ -128,13 +151,18 @@ def recompute_us_per_byte(resolved: Resolved) -> float:
     return (forward + moved) / kept if kept else 0.0
 
 
-def alternatives(problem: Problem, prices: Prices, fixed: Fixed | None = None) -> Alternatives:
-    """What each single choice costs at best, the others free: the price of every candidate and every placement."""
-    block = make_block(problem)
-    if not block.fits(prices):
-        return _alternatives_by_ilp(problem, prices, fixed or {})
+def alternatives(
+    problem: Problem, prices: Prices, fixed: Fixed | None = None, *, limits: Limits = LIMITS
+) -> Alternatives:
+    """What each single choice costs at best, the others free: the price of every candidate and every placement.
+
+    Milliseconds where elimination needs no large table; otherwise one solve per choice.
+    """
+    block, fixed = make_block(problem), fixed or {}
+    if block.network(prices).plan.largest > limits.most:
+        return _one_by_one(problem, prices, fixed, limits)
     network = block.network(prices)
-    costs = min_marginals(network.plan, tables_at(network, prices, fixed or {}))
+    costs = min_marginals(network.plan, tables_at(network, prices, fixed))
     nodes = (_priced(n.candidates, costs[i]) for i, n in enumerate(problem.nodes))
     sources = {v.name: v.sources for v in problem.values if v.origin == "param"}
     params = ((name, _priced(sources[name], costs[len(problem.nodes) + i])) for i, name in enumerate(network.params))
@@ -145,16 +173,16 @@ def _priced(choices: tuple[_Choice, ...], costs: Costs) -> tuple[tuple[_Choice, 
     return tuple((choice, float(cost) / UNITS_PER_US) for choice, cost in zip(choices, costs, strict=True))
 
 
-def _alternatives_by_ilp(problem: Problem, prices: Prices, fixed: Fixed) -> Alternatives:
+def _one_by_one(problem: Problem, prices: Prices, fixed: Fixed, limits: Limits) -> Alternatives:
     def with_node(index: int, candidate: Candidate) -> float:
         nodes = list(problem.nodes)
         nodes[index] = replace(nodes[index], candidates=(candidate,))
-        return solve_ilp(replace(problem, nodes=tuple(nodes)), prices, fixed).objective
+        return solve(make_block(replace(problem, nodes=tuple(nodes))), prices, fixed, limits=limits).objective
 
     def with_param(name: str, placement: Placement) -> float:
         if fixed.get(name, placement) != placement:
             return math.inf
-        return solve_ilp(problem, prices, {**fixed, name: placement}).objective
+        return solve(make_block(problem), prices, {**fixed, name: placement}, limits=limits).objective
 
     return Alternatives(
         nodes=tuple(tuple((c, with_node(i, c)) for c in node.candidates) for i, node in enumerate(problem.nodes)),

@@ -20,9 +20,6 @@ import numpy.typing as npt
 Costs = npt.NDArray[np.float64]
 Scope = tuple[int, ...]
 
-LARGEST_TABLE = 2**22
-"""Entries of one table; about 30 MB."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:

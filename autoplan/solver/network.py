@@ -4,8 +4,9 @@ Variables: the candidate of each node and the placement of each parameter; with 
 result of a view, whether its memory must stay for backward.
 Every value gives a table over its producer and its readers: what its moves cost, each (value, placement) once, and
 what it keeps. Sets of placements are bit masks, so a table is a product: (mask of what is wanted) x (cost of a move).
-Such a table grows with each reader; where there are many, a *hub* stands between, a variable whose state is the set of
-placements wanted.
+Such a table grows with each reader. Where there are many, a *hub* stands between, a variable whose state is the set of
+placements wanted. Or each of k readers pays a k-th of what it wants, which is never more than what all pay together:
+this *relaxed* network bounds every answer from below and needs small tables only.
 """
 
 import functools
@@ -16,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from autoplan.sharding import Placement
-from autoplan.solver.choice import TIE_BREAK_US
-from autoplan.solver.eliminate import Costs, Elimination, Scope, plan_elimination
+from autoplan.solver.choice import TIE_BREAK_US, Choice
+from autoplan.solver.eliminate import Costs, Elimination, Minimum, Scope, plan_elimination
 from autoplan.solver.problem import NodeProblem, Prices, Problem, ValueProblem, local_bytes
 
 UNITS_PER_US = 1e6
@@ -40,6 +41,7 @@ class Network:
     moves: tuple[Table, ...]
     kept_bytes: tuple[Table, ...]
     """To be multiplied by the price of memory."""
+    relaxed: bool
     plan: Elimination
     """For the moves, the kept bytes, one table per node and one per parameter."""
 
@@ -82,6 +84,7 @@ class _Builder:
 
     problem: Problem
     sizes: list[int]
+    relaxed: bool
     moves: list[Table] = field(default_factory=list)
     kept_bytes: list[Table] = field(default_factory=list)
     kept: dict[str, int] = field(default_factory=dict)
@@ -97,11 +100,11 @@ class _Builder:
         return self.problem.nodes[number]
 
 
-def build_network(problem: Problem, facts: Iterable[ValueFacts]) -> Network:
+def build_network(problem: Problem, facts: Iterable[ValueFacts], *, relaxed: bool = False) -> Network:
     """State a problem as tables, without what is kept for backward: for an activation price of 0."""
     params = _params(problem)
     sizes = [*(len(n.candidates) for n in problem.nodes), *(len(v.sources) for v in params)]
-    builder = _Builder(problem=problem, sizes=sizes)
+    builder = _Builder(problem=problem, sizes=sizes, relaxed=relaxed)
     for fact in facts:
         if fact.bits:
             _add_moves(builder, fact)
@@ -110,7 +113,9 @@ def build_network(problem: Problem, facts: Iterable[ValueFacts]) -> Network:
 
 def with_memory(network: Network, facts: Iterable[ValueFacts]) -> Network:
     """The network with what is kept for backward: for an activation price above 0."""
-    builder = _Builder(problem=network.problem, sizes=list(network.plan.sizes), moves=list(network.moves))
+    builder = _Builder(
+        problem=network.problem, sizes=list(network.plan.sizes), relaxed=network.relaxed, moves=list(network.moves)
+    )
     for fact in facts:
         _add_kept(builder, fact)
     return _network(builder)
@@ -125,6 +130,7 @@ def _network(builder: _Builder) -> Network:
         params=tuple(v.name for v in params),
         moves=tuple(builder.moves),
         kept_bytes=tuple(builder.kept_bytes),
+        relaxed=builder.relaxed,
         plan=plan_elimination(builder.sizes, [*scopes, *((v,) for v in choices)]),
     )
 
@@ -134,10 +140,19 @@ def tables_at(network: Network, prices: Prices, fixed: Mapping[str, Placement]) 
     problem, values = network.problem, {v.name: v for v in network.problem.values}
     price = prices.activation_us_per_byte
     moves = [costs for _, costs in network.moves]
-    kept = [_units(num_bytes * price) for _, num_bytes in network.kept_bytes]
+    whole = np.floor if network.relaxed else np.rint
+    kept = [whole(num_bytes * (price * UNITS_PER_US)) for _, num_bytes in network.kept_bytes]
     nodes = [_units(np.array([c.total_us + price * c.extra_bytes for c in n.candidates])) for n in problem.nodes]
     params = [_param_costs(problem, values[name], prices, fixed.get(name)) for name in network.params]
     return [*moves, *kept, *nodes, *params]
+
+
+def choice_of(network: Network, found: Minimum) -> Choice:
+    """The choice that states of the variables stand for."""
+    count = len(network.problem.nodes)
+    sources = {v.name: v.sources for v in network.problem.values if v.origin == "param"}
+    states = zip(network.params, found.states[count:], strict=False)
+    return Choice(candidates=found.states[:count], params=tuple((name, sources[name][state]) for name, state in states))
 
 
 def _param_costs(problem: Problem, value: ValueProblem, prices: Prices, pinned: Placement | None) -> Costs:
@@ -230,10 +245,15 @@ def _moves(
 
 def _add_moves(builder: _Builder, fact: ValueFacts) -> None:
     """Time of the moves of one value: each placement that somebody wants is paid once."""
-    parts = [_Masks(scope=(number,), masks=masks) for number, masks in zip(fact.readers, fact.wants, strict=True)]
-    read = _meet(builder, parts)
-    costs = _members(read.masks | fact.leaving, len(fact.bits)) @ _units(fact.move_us).T
-    _add(builder, builder.moves, (*read.scope, *fact.producer), costs[..., fact.of_state])
+    move_us = _units(fact.move_us)
+    leaving = _Masks(scope=(), masks=np.array(fact.leaving))
+    readers = [
+        _Masks(scope=(number,), masks=masks & ~fact.leaving)
+        for number, masks in zip(fact.readers, fact.wants, strict=True)
+    ]
+    for part, share in ((leaving, 1.0), *_meet(builder, readers)):
+        costs = np.floor(share * (_members(part.masks, len(fact.bits)) @ move_us.T))
+        _add(builder, builder.moves, (*part.scope, *fact.producer), costs[..., fact.of_state])
 
 
 def _holds(builder: _Builder, number: int, fact: ValueFacts) -> _Masks:
@@ -251,17 +271,24 @@ def _holds(builder: _Builder, number: int, fact: ValueFacts) -> _Masks:
     )
 
 
-def _meet(builder: _Builder, parts: list[_Masks]) -> _Masks:
-    """The union of several sets over the variables of all; over a hub where these are many."""
+def _meet(builder: _Builder, parts: Iterable[_Masks]) -> list[tuple[_Masks, float]]:
+    """Sets whose costs add up to that of the union of several sets; with the share of its cost that each pays."""
     some = [part for part in parts if part.masks.any()]
     if len(some) <= _MOST_READERS:
-        return _union(some)
+        return [(_union(some), 1.0)] if some else []
+    if builder.relaxed:
+        return [(part, 1.0 / len(some)) for part in some]
+    return [(_hub(builder, some), 1.0)]
+
+
+def _hub(builder: _Builder, parts: list[_Masks]) -> _Masks:
+    """A new variable: the union of several sets."""
     states = [0]
-    for part in some:
+    for part in parts:
         mine = dict.fromkeys(part.masks.ravel().tolist())
         states = list(dict.fromkeys(old | new for old in states for new in mine))
     hub = _Masks(scope=(builder.variable(len(states)),), masks=np.array(states))
-    for part in some:
+    for part in parts:
         lacks = np.bitwise_and.outer(part.masks, ~hub.masks) != 0
         _add(builder, builder.moves, (*part.scope, *hub.scope), np.where(lacks, np.inf, 0.0))
     return hub
@@ -278,23 +305,42 @@ def _members(masks: Masks, count: int) -> Costs:
 
 
 def _add_kept(builder: _Builder, fact: ValueFacts) -> None:
-    """Memory of one value: each moved copy that is held, and the value as it was made if it is held as such."""
-    meta, degree = fact.value.meta, builder.problem.degree
+    """Memory of one value: each moved copy that is held, and the value as it was made if it is held as such.
+
+    What a view holds as it was made is handed on: its variable in ``kept`` says so to its operand.
+    """
     held = _meet(builder, [_holds(builder, number, fact) for number in fact.readers])
-    members = _members(held.masks, len(fact.bits))
-    fresh = fact.copies * np.array([float(local_bytes(meta, place, degree)) for place in fact.bits])
-    costs = (members @ fresh.T)[..., fact.of_state]
-    stays = (members @ ~fact.copies.T > 0)[..., fact.of_state] | _saved_by_producer(builder, fact)
-    scope = (*held.scope, *fact.producer)
-    if _is_view(builder, fact):
-        if stays.any():
-            builder.kept[fact.value.name] = kept = builder.variable(2)
-            scope = (*scope, kept)
-            costs = np.stack([np.where(stays, np.inf, costs), costs], axis=-1)
-    elif fact.value.origin in ("node", "input"):
-        own = np.array([float(local_bytes(meta, place, degree)) for place in fact.sources])
-        costs = costs + stays * own[list(fact.of_state)]
+    saved = _saved_by_producer(builder, fact)
+    members = [_members(part.masks, len(fact.bits)) for part, _ in held]
+    stays = [(each @ ~fact.copies.T > 0)[..., fact.of_state] for each in members]
+    own = _own_bytes(builder, fact)
+    if _is_view(builder, fact) and (saved.any() or any(each.any() for each in stays)):
+        builder.kept[fact.value.name] = builder.variable(2)
+    fresh = fact.copies * _bytes(builder, fact, fact.bits)
+    _add_held(builder, fact, (), saved, saved * own)
+    for (part, share), each, stay in zip(held, members, stays, strict=True):
+        copied = (each @ fresh.T)[..., fact.of_state]
+        _add_held(builder, fact, part.scope, stay, share * (copied + (stay & ~saved) * own))
+
+
+def _add_held(builder: _Builder, fact: ValueFacts, scope: Scope, stays: Flags, costs: Costs) -> None:
+    scope = (*scope, *fact.producer)
+    kept = builder.kept.get(fact.value.name)
+    if kept is not None:
+        scope, costs = (*scope, kept), np.stack([np.where(stays, np.inf, costs), costs], axis=-1)
     _add(builder, builder.kept_bytes, scope, costs)
+
+
+def _bytes(builder: _Builder, fact: ValueFacts, places: Iterable[Placement]) -> Costs:
+    degree = builder.problem.degree
+    return np.array([local_bytes(fact.value.meta, place, degree) for place in places], dtype=np.float64)
+
+
+def _own_bytes(builder: _Builder, fact: ValueFacts) -> Costs:
+    """Per state of the producer, bytes of the value as it is made; 0 for what has no memory of its own."""
+    if _is_view(builder, fact) or fact.value.origin not in ("node", "input"):
+        return np.zeros(len(fact.of_state))
+    return _bytes(builder, fact, fact.sources)[list(fact.of_state)]
 
 
 def _is_view(builder: _Builder, fact: ValueFacts) -> bool:

@@ -11,10 +11,21 @@ from toy_cost import ToyCost
 from autoplan.cluster import Group
 from autoplan.ir import TensorMeta
 from autoplan.sharding import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Shard, Strategy
-from autoplan.solver.block import alternatives, make_block, recompute_us_per_byte, solve, solve_block, solve_sweep
+from autoplan.solver.block import (
+    Limits,
+    alternatives,
+    make_block,
+    recompute_us_per_byte,
+    solve,
+    solve_block,
+    solve_sweep,
+)
 from autoplan.solver.choice import TIE_BREAK_US, activation_bytes, objective, resolve
+from autoplan.solver.eliminate import minimise
 from autoplan.solver.ilp import solve_ilp
 from autoplan.solver.milp import SolveState
+from autoplan.solver.narrow import narrow
+from autoplan.solver.network import UNITS_PER_US, tables_at
 from autoplan.solver.problem import (
     Axis,
     Candidate,
@@ -34,6 +45,7 @@ PRICES = (
 )
 
 
+DIRECT, NARROWED = Limits(direct=2**22), Limits(direct=0)
 AXIS = Axis(group=Group(size=2, per_node=2), cost=ToyCost())
 
 
@@ -115,10 +127,10 @@ def test_elimination_equals_the_ilp(seed):
     problem = random_problem(1000 + seed, num_nodes=14, most_candidates=6, most_params=4)
     prices, fixed = PRICES[seed % len(PRICES)], random_pins(problem, seed)
     block = make_block(problem)
-    assert block.fits(prices)
-    mine, ilp = solve(block, prices, fixed), solve_ilp(problem, prices, fixed)
+    mine, ilp = solve(block, prices, fixed, limits=DIRECT), solve_ilp(problem, prices, fixed)
     assert ilp.state is SolveState.OPTIMAL
     assert mine.objective == pytest.approx(ilp.objective, abs=1e-3)
+    assert solve(block, prices, fixed, limits=NARROWED).objective == pytest.approx(ilp.objective, abs=1e-3)
     resolved = resolve(problem, mine.choice)
     assert mine.objective == pytest.approx(objective(resolved, prices) + TIE_BREAK_US * len(resolved.moves), abs=1e-4)
 
@@ -146,21 +158,65 @@ def test_alternatives_equal_exhaustive_search(seed):
             assert cost == pytest.approx(best, abs=2e-3)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_too_wide_a_problem_goes_to_the_ilp(seed, monkeypatch):
-    problem = random_problem(seed, num_nodes=4)
-    narrow = solve_block(problem, PRICES[1])
-    wide = make_block(problem, largest_table=1)
-    assert not wide.fits(PRICES[1])
-    assert solve(wide, PRICES[1]).objective == pytest.approx(narrow.objective, abs=1e-3)
-    expected = alternatives(problem, PRICES[1])
-    monkeypatch.setattr("autoplan.solver.block.LARGEST_TABLE", 1)
-    found = alternatives(problem, PRICES[1])
+@pytest.mark.parametrize("seed", range(60))
+def test_narrowing_keeps_the_optimum(seed):
+    problem = random_problem(seed, num_nodes=2 + seed % 5)
+    prices, fixed = PRICES[seed % len(PRICES)], random_pins(problem, seed)
+    solution = solve(make_block(problem), prices, fixed, limits=NARROWED)
+    best = oracle.best_block_cost(problem, prices, fixed)
+    assert oracle.cost_of(problem, solution.choice.candidates, dict(solution.choice.params), prices) == pytest.approx(
+        best, abs=2e-3
+    )
+
+
+def test_narrowing_leaves_out_most_candidates():
+    problems = [random_problem(1000 + seed, num_nodes=14, most_candidates=6, most_params=4) for seed in range(10)]
+    before = after = 0
+    for problem in problems:
+        narrowed = narrow(make_block(problem).network(Prices(), relaxed=True), Prices(), {}).problem
+        before += sum(len(node.candidates) for node in problem.nodes)
+        after += sum(len(node.candidates) for node in narrowed.nodes)
+    assert after < 0.8 * before
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_relaxed_network_is_a_lower_bound(seed):
+    problem = random_problem(1000 + seed, num_nodes=14, most_candidates=6, most_params=4)
+    prices = PRICES[seed % len(PRICES)]
+    relaxed = make_block(problem).network(prices, relaxed=True)
+    bound = minimise(relaxed.plan, tables_at(relaxed, prices, {})).cost / UNITS_PER_US
+    assert bound <= solve_block(problem, prices).objective + 1e-4
+
+
+@pytest.mark.parametrize("limits", [NARROWED, Limits(direct=0, most=0)])
+def test_alternatives_one_by_one_are_the_same(limits):
+    problem = random_problem(1, num_nodes=4)
+    expected = alternatives(problem, PRICES[2])
+    found = alternatives(problem, PRICES[2], limits=replace(limits, most=0))
     for mine, theirs in zip(
         (*found.nodes, *(p for _, p in found.params)), (*expected.nodes, *(p for _, p in expected.params)), strict=True
     ):
         assert [c for c, _ in mine] == [c for c, _ in theirs]
         assert [cost for _, cost in mine] == pytest.approx([cost for _, cost in theirs], abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_too_wide_a_problem_goes_to_the_ilp(seed, monkeypatch):
+    problem, calls = random_problem(seed, num_nodes=6), []
+    monkeypatch.setattr("autoplan.solver.block.solve_ilp", lambda *args: calls.append(args) or solve_ilp(*args))
+    found = solve(make_block(problem), PRICES[1], limits=Limits(direct=0, most=0))
+    assert len(calls) == 1
+    assert found.objective == pytest.approx(solve_block(problem, PRICES[1]).objective, abs=1e-3)
+
+
+def test_a_narrowed_problem_that_is_still_too_wide_goes_to_the_ilp(monkeypatch):
+    problem, calls = random_problem(1012, num_nodes=14, most_candidates=6, most_params=4), []
+    monkeypatch.setattr("autoplan.solver.block.solve_ilp", lambda *args: calls.append(args) or solve_ilp(*args))
+    found = solve(make_block(problem), Prices(), limits=Limits(direct=0, most=100))
+    narrowed = calls[0][0]
+    assert sum(len(n.candidates) for n in narrowed.nodes) < sum(len(n.candidates) for n in problem.nodes)
+    assert found.objective == pytest.approx(solve_block(problem, Prices()).objective, abs=1e-3)
+    assert objective(resolve(problem, found.choice), Prices()) == pytest.approx(found.objective, abs=2e-3)
 
 
 @pytest.mark.parametrize("seed", range(10))
