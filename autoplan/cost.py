@@ -41,7 +41,10 @@ class Collective:
 
 
 class CostModel(Protocol):
-    """Prices work and communication. Pure: same input, same number; finite and >= 0; zero only for nothing."""
+    """Prices work and communication. Pure: same input, same number; finite and >= 0; zero only for nothing.
+
+    Half the work, or half the bytes, takes at least half as long: the bounds of the search rest on it.
+    """
 
     def compute_us(self, work: Work) -> float:
         """Time of the work on one device."""
@@ -56,4 +59,8 @@ class CostModel(Protocol):
 
         Raises InputError where the hardware is not known to have such a link.
         """
+        ...
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Matrix operations of one device at its best, for MFU; 0 where the dtype has no peak."""
         ...

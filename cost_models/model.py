@@ -42,6 +42,10 @@ class ProfileCostModel:
             raise InputError(_no_host_link(self.profile))
         return link.latency_us + num_bytes / link.bytes_per_us if num_bytes else 0.0
 
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Matrix operations of one device at its best; 0 where the dtype has no peak."""
+        return dict(self.profile.peak_flops_per_us).get(dtype, 0.0) * 1e6
+
 
 def _no_host_link(profile: Profile) -> str:
     """Why nothing can be copied out of a device, and what to do."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from autoplan.ir import TensorMeta
 from autoplan.plan.data_axis import data_placement
 from autoplan.plan.plan import Amounts, DataMode
-from autoplan.sharding import Placement, Shard, local_shape
+from autoplan.sharding import REPLICATE, Placement, Shard, local_shape
 
 CAUSES = (
     "parameters", "gradients", "optimizer states", "activations", "transient", "gathered parameters",
@@ -20,17 +20,17 @@ CAUSES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamBytes:
-    """A set of parameters on one device, in both data modes; each figure for all of them and for the trainable ones."""
+    """A set of parameters on one device; each figure for all of them and for the trainable ones."""
 
     whole: int = 0
     trainable: int = 0
-    """After the tensor split: what is computed with."""
+    """After the tensor and expert splits: what is computed with."""
     kept: int = 0
     kept_trainable: int = 0
-    """What a rank keeps in mode "shard"."""
+    """The part that a rank owns when data ranks share them."""
     gathered: int = 0
     gathered_trainable: int = 0
-    """The part of ``whole`` that the data axis splits in mode "shard" and gathers around each use."""
+    """The part of ``whole`` that mode "shard" gathers around each use."""
 
     def __add__(self, other: "ParamBytes") -> "ParamBytes":
         """Field by field."""
@@ -46,16 +46,29 @@ class ParamBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataAxis:
-    """How parameters lie on the data axis, and how many microbatches add up to a step."""
+    """How data ranks hold parameters, how many microbatches add up to a step, and bytes beside the parameters'."""
 
     mode: DataMode
-    degree: int
+    ranks: int
+    """Data ranks: dp x cp."""
     num_microbatches: int
+    gradients: tuple[int, int] = (1, 1)
+    """Bytes of a gradient per byte of its parameter, as a fraction."""
+    states: tuple[int, int] = (2, 1)
+    """Bytes of optimizer states (and a master copy) per byte of the parameter; none when they are offloaded."""
 
     @property
-    def is_sharded(self) -> bool:
-        """Whether the data axis splits parameters at all."""
-        return self.mode == "shard" and self.degree > 1
+    def gathers(self) -> bool:
+        """Whether parameters are gathered around each use."""
+        return self.mode == "shard" and self.ranks > 1
+
+    def gradient_bytes(self, param_bytes: int) -> int:
+        """Bytes of the gradients of parameters of that size."""
+        return -(-param_bytes * self.gradients[0] // self.gradients[1])
+
+    def state_bytes(self, param_bytes: int) -> int:
+        """Bytes of their optimizer states."""
+        return -(-param_bytes * self.states[0] // self.states[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +86,21 @@ class SegmentMemory:
     """Largest buffer of a tensor-parallel collective."""
 
 
-def param_bytes(meta: TensorMeta, trainable: bool, tensor: Placement, tp: int, dp: int) -> ParamBytes:
-    """Bytes of one parameter. In mode "shard" ``data_placement`` says which dim the data axis splits, if any."""
+def param_bytes(
+    meta: TensorMeta, trainable: bool, tensor: Placement, tp: int, *, expert: int = 1, mode: DataMode, shards: int
+) -> ParamBytes:
+    """Bytes of one parameter, split over tp, then over ``expert`` (dim 0), then shared by ``shards`` data ranks.
+
+    In mode "shard" ``data_placement`` says which dim is split, if any; "zero1" and "zero2" share flat ranges.
+    """
     local = replace(meta, shape=local_shape(meta.shape, tensor, tp, 0))
-    data = data_placement(meta.shape, tensor, dp)
-    kept = replace(local, shape=local_shape(local.shape, data, dp, 0)).num_bytes
+    if expert > 1:
+        local = replace(local, shape=local_shape(local.shape, Shard(0), expert, 0))
+    split = local.shape if expert > 1 else meta.shape
+    data = data_placement(split, tensor, shards) if mode == "shard" else REPLICATE
+    kept = replace(local, shape=local_shape(local.shape, data, shards, 0)).num_bytes
+    if mode in ("zero1", "zero2"):
+        kept = -(-local.num_bytes // shards)
     gathered = local.num_bytes if isinstance(data, Shard) else 0
     return ParamBytes(
         whole=local.num_bytes,
@@ -89,15 +112,25 @@ def param_bytes(meta: TensorMeta, trainable: bool, tensor: Placement, tp: int, d
     )
 
 
-def state_causes(params: ParamBytes, data: DataAxis, optimizer_states: int) -> tuple[int, int, int]:
+def state_causes(params: ParamBytes, data: DataAxis) -> tuple[int, int, int]:
     """Bytes of parameters, gradients and optimizer states.
 
-    Sharded gradients are reduced once a step: with several microbatches they add up whole until then.
+    Gradients of mode "shard" are reduced once a step: with several microbatches they add up whole until then. Those of
+    "zero2" are reduced after each microbatch.
     """
-    if not data.is_sharded:
-        return params.whole, params.trainable, optimizer_states * params.trainable
-    gradients = params.kept_trainable if data.num_microbatches == 1 else params.trainable
-    return params.kept, gradients, optimizer_states * params.kept_trainable
+    whole = data.gradient_bytes(params.trainable)
+    match data.mode:
+        case "replicate":
+            return params.whole, whole, data.state_bytes(params.trainable)
+        case "zero1":
+            return params.whole, whole, data.state_bytes(params.kept_trainable)
+        case "zero2":
+            kept = data.gradient_bytes(params.kept_trainable)
+            return params.whole, kept, data.state_bytes(params.kept_trainable)
+        case "shard":
+            kept = data.gradient_bytes(params.kept_trainable)
+            gradients = kept if data.num_microbatches == 1 else whole
+            return params.kept, gradients, data.state_bytes(params.kept_trainable)
 
 
 def running_causes(segment: SegmentMemory, data: DataAxis) -> tuple[int, int, int]:
@@ -106,31 +139,37 @@ def running_causes(segment: SegmentMemory, data: DataAxis) -> tuple[int, int, in
     A sharded segment is gathered whole, with the next one on its way, and its gradients are one buffer; whole
     gradients are summed from one flat buffer.
     """
-    if data.degree == 1:
+    if data.ranks == 1:
         return segment.transient_bytes, 0, segment.buffer_bytes
-    if not data.is_sharded:
-        return segment.transient_bytes, 0, segment.buffer_bytes + segment.params.trainable
+    gradients = data.gradient_bytes(segment.params.trainable)
+    if not data.gathers:
+        return segment.transient_bytes, 0, segment.buffer_bytes + gradients
     gathered = segment.gathered_bytes
-    return segment.transient_bytes, gathered, segment.buffer_bytes + gathered + segment.params.trainable
+    return segment.transient_bytes, gathered, segment.buffer_bytes + gathered + gradients
 
 
-def stage_memory(
-    segments: Sequence[SegmentMemory],
-    data: DataAxis,
-    *,
-    in_flight: int,
-    optimizer_states: int,
-    prelude_bytes: int,
-    held_bytes: int,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkMemory:
+    """A stage among the chunks of its rank."""
+
+    segments: tuple[SegmentMemory, ...]
+    held_bytes: int
+    """Parameters that several segments of the stage read: in mode "shard" they stay gathered while it runs."""
+
+
+def rank_memory(
+    chunks: Sequence[ChunkMemory], data: DataAxis, in_flight: Sequence[Sequence[int]], prelude_bytes: int
 ) -> Amounts:
-    """Peak bytes of a stage, by cause.
+    """Peak bytes of a rank, by cause.
 
-    ``prelude_bytes`` counts per microbatch in flight, as activations do. ``held_bytes`` are parameters that several
-    segments of the stage read: in mode "shard" they are gathered as long as the stage runs.
+    ``in_flight`` has the numbers of microbatches whose activations each chunk holds, at every moment that may be the
+    fullest. ``prelude_bytes`` counts per microbatch in flight, as activations do.
     """
-    states = [state_causes(segment.params, data, optimizer_states) for segment in segments]
-    activations = in_flight * (sum(segment.activation_bytes for segment in segments) + prelude_bytes)
+    segments = [segment for chunk in chunks for segment in chunk.segments]
+    states = [state_causes(segment.params, data) for segment in segments]
+    kept = [sum(segment.activation_bytes for segment in chunk.segments) + prelude_bytes for chunk in chunks]
+    activations = max(sum(n * size for n, size in zip(counts, kept, strict=True)) for counts in in_flight)
     transient, gathered, buffers = max((running_causes(segment, data) for segment in segments), key=sum)
-    gathered += held_bytes if data.is_sharded else 0
+    gathered += sum(chunk.held_bytes for chunk in chunks) if data.gathers else 0
     amounts = (*(sum(part) for part in zip(*states, strict=True)), activations, transient, gathered, buffers)
     return Amounts(by_cause=tuple(zip(CAUSES, map(float, amounts), strict=True)))

@@ -1,19 +1,34 @@
 """The best step found -> the Plan, complete: nothing in it needs the solver again."""
 
+from collections.abc import Sequence
 from importlib.metadata import version
 
+from autoplan.ir import Param, SegmentedGraph
 from autoplan.plan.data_axis import data_placement
-from autoplan.plan.plan import Layout, OpPlacement, ParamPlacement, Plan, RunnerUp, Stage
+from autoplan.plan.plan import (
+    Choice,
+    Layout,
+    OpPlacement,
+    ParamPlacement,
+    Plan,
+    Precision,
+    Proof,
+    RunnerUp,
+    Stage,
+)
+from autoplan.plan.schedule import rank_of
 from autoplan.plan.words import time_text
-from autoplan.sharding import REPLICATE, Placement
+from autoplan.sharding import REPLICATE, Placement, Shard, local_shape
 from autoplan.solver.collect import stage_collectives
-from autoplan.solver.milp import SolveState
+from autoplan.solver.context import Context, sequence_length
 from autoplan.solver.search import Loss, Search
 from autoplan.solver.stagecost import StageCost
-from autoplan.solver.step import GAP, Step
-from autoplan.solver.tables import Option, Tables
+from autoplan.solver.step import Step
+from autoplan.solver.tables import Option, TableKey, Tables
+from autoplan.solver.work import forward_work
 
 _MOST_RUNNERS_UP = 24
+_MOST_ON_FRONT = 8
 
 
 def assemble(state: Search, best: Step, profile_digest: str) -> Plan:
@@ -27,20 +42,31 @@ def assemble(state: Search, best: Step, profile_digest: str) -> Plan:
         dtype="/".join(sorted({param.meta.dtype for param in sg.graph.params})),
         cluster=tables.cluster,
         profile_digest=profile_digest,
-        mesh=point.mesh,
-        schedule="1f1b",
+        mesh=point.degrees.mesh,
+        schedule=point.schedule,
+        chunks=point.chunks,
         num_microbatches=point.num_microbatches,
         data=point.data,
+        shards=point.shards,
+        expert=point.expert,
+        offload=point.offload,
+        precision=state.request.precision,
         kind_names=sg.kind_names,
         segment_kinds=tuple(segment.kind for segment in sg.segments),
         segment_params=tuple(tuple(map(param_name, segment.params)) for segment in sg.segments),
         prelude=tuple((name, tables.split.strategy(name)) for name in sg.prelude),
         inputs=tables.split.inputs,
         params=_params(best),
-        layouts=_layouts(tables, best),
+        layouts=_layouts(tables, best, _context_of(tables, best)),
         stages=tuple(_stage(best, s) for s in range(len(best.stages))),
         step=best.amounts,
         runners_up=_runners_up(state, best),
+        proof=_proof(state),
+        choices=_choices(state, best),
+        model_flops=model_flops(sg),
+        peak_flops_per_s=tables.cost.peak_flops_per_s(state.request.dtype),
+        tokens=sg.graph.batch_size * (sequence_length(sg) or 0),
+        origin=state.request.origin,
         assumptions=_assumptions(state, best),
     )
 
@@ -53,14 +79,24 @@ def _params(best: Step) -> tuple[ParamPlacement, ...]:
         first = sg.representative(segment.kind).params
         for name, same in zip(segment.params, first, strict=True):
             placements[name] = option.resolved.sources[same]
-    sharded, dp = best.setting.point.data_axis.is_sharded, best.setting.point.dp
+    experts = {name for option in options for name in option.experts}
     found = []
     for param in sg.graph.params:
         tensor = placements.get(param.value, REPLICATE)
-        read = param.value in placements
-        data = data_placement(param.meta.shape, tensor, dp) if sharded and read else REPLICATE
-        found.append(ParamPlacement(name=param.name, tensor=tensor, data=data))
+        found.append(_placed(best, param, tensor, param.value in placements, param.value in experts))
     return tuple(found)
+
+
+def _placed(best: Step, param: Param, tensor: Placement, is_read: bool, is_expert: bool) -> ParamPlacement:
+    point = best.setting.point
+    expert: Placement = Shard(0) if is_expert and point.expert > 1 else REPLICATE
+    shape = param.meta.shape
+    if expert != REPLICATE:
+        shape = local_shape(local_shape(shape, tensor, point.tp, 0), expert, point.expert, 0)
+    data: Placement = REPLICATE
+    if point.data == "shard" and is_read:
+        data = data_placement(shape, tensor, point.expert_shards if expert != REPLICATE else point.shards)
+    return ParamPlacement(name=param.name, tensor=tensor, data=data, expert=expert)
 
 
 def param_name(value: str) -> str:
@@ -68,12 +104,30 @@ def param_name(value: str) -> str:
     return value.removeprefix("param:")
 
 
-def _layouts(tables: Tables, best: Step) -> tuple[Layout, ...]:
+def _context_of(tables: Tables, best: Step) -> Context | None:
+    return tables.context(key_of(best))[0]
+
+
+def key_of(step: Step) -> TableKey:
+    """The table that the step's options come from."""
+    point = step.setting.point
+    return TableKey(
+        tp=point.tp,
+        cp=point.cp,
+        cp_per_node=step.setting.groups.context.per_node,
+        microbatch=point.microbatch,
+        sequence=step.setting.sequence,
+    )
+
+
+def _layouts(tables: Tables, best: Step, context: Context | None) -> tuple[Layout, ...]:
     used = {option.name: option for stage in best.stages for option in stage.options}
-    return tuple(_layout(tables, used[name]) for name in sorted(used, key=lambda name: (used[name].kind, name)))
+    ordered = sorted(used, key=lambda name: (used[name].kind, name))
+    return tuple(_layout(tables, used[name], context) for name in ordered)
 
 
-def _layout(tables: Tables, option: Option) -> Layout:
+def _layout(tables: Tables, option: Option, context: Context | None) -> Layout:
+    ways = {} if context is None else context.strategies(option.kind)
     resolved, segment = option.resolved, tables.sg.representative(option.kind)
     leaving: dict[str, Placement | None] = dict(resolved.problem.outputs)
     return Layout(
@@ -81,7 +135,12 @@ def _layout(tables: Tables, option: Option) -> Layout:
         kind=option.kind,
         recompute=option.recompute,
         ops=tuple(
-            OpPlacement(node=node.name, batch=tables.split.strategy(node.name), tensor=candidate.strategy)
+            OpPlacement(
+                node=node.name,
+                batch=tables.split.strategy(node.name),
+                tensor=candidate.strategy,
+                context=ways.get(node.name),
+            )
             for node, candidate in resolved.nodes
         ),
         inputs=tuple(resolved.sources[name] for name in segment.inputs),
@@ -92,23 +151,26 @@ def _layout(tables: Tables, option: Option) -> Layout:
 
 def _stage(best: Step, index: int) -> Stage:
     stage: StageCost = best.stages[index]
-    last = len(best.setting.sg.segments)
-    after = best.setting.send_us(stage.end) if stage.end < last else 0.0
-    forward = sum(s.forward_us + s.forward_comm_us + s.forward_gather_us for s in stage.segments)
+    point = best.setting.point
+    rank = rank_of(point.schedule, point.pp, point.chunks, index)
     return Stage(
         start=stage.start,
         end=stage.end,
         layouts=tuple(option.name for option in stage.options),
-        forward_us=forward + stage.held_gather_us + after,
-        backward_us=stage.time_us - forward - stage.held_gather_us - after,
-        memory=stage.memory,
+        forward_us=stage.forward_us,
+        backward_us=stage.backward_us,
+        weight_us=stage.weight_us,
+        memory=best.memory[rank],
         collectives=stage_collectives(best.setting, best.stages, index),
+        rank=rank,
     )
 
 
 def _runners_up(state: Search, best: Step) -> tuple[RunnerUp, ...]:
     """The best of every other mesh, fastest first; refused ones last."""
-    others = [loss for degrees, loss in sorted(state.losses.items()) if degrees != best.setting.point.degrees]
+    mine = best.setting.point.degrees
+    chosen = (mine.pp, mine.dp, mine.cp, mine.tp)
+    others = [loss for degrees, loss in sorted(state.losses.items()) if degrees != chosen]
     others.sort(key=lambda loss: (loss.step_us is None, loss.step_us or 0.0))
     return tuple(_runner_up(loss, best) for loss in others[:_MOST_RUNNERS_UP])
 
@@ -132,12 +194,62 @@ def _reason(loss: Loss, best: Step) -> str:
     return f"{slower}: {time_text(worst)} more {cause}"
 
 
+def _proof(state: Search) -> Proof:
+    ordered = sorted(state.refusals.items(), key=lambda pair: (-pair[1], pair[0]))
+    return Proof(
+        status=state.status,
+        bound_us=state.bound_us,
+        bound_by="the least lower bound among all candidates: those solved, by their relaxation; the others, by "
+        "compute at the profile's best and the communication that their tables cannot avoid",
+        num_solved=state.num_solved,
+        num_bounded=state.num_bounded,
+        num_refused=sum(state.refusals.values()),
+        refusals=tuple(ordered),
+    )
+
+
+def _choices(state: Search, best: Step) -> tuple[Choice, ...]:
+    """The plans kept, and those of all solved that no other beats in time and memory both."""
+    front = _front(state.solved)
+    wanted = {id(step): step for step in (best, *state.kept, *front[:_MOST_ON_FRONT])}
+    ordered = sorted(wanted.values(), key=lambda step: (step.total_us, step.peak_bytes))
+    on_front = {id(step) for step in front}
+    return tuple(
+        Choice(label=_label(step), step=step.amounts, peak_bytes=step.peak_bytes, on_front=id(step) in on_front)
+        for step in ordered
+    )
+
+
+def _front(steps: Sequence[Step]) -> list[Step]:
+    found: list[Step] = []
+    for step in sorted(steps, key=lambda step: (step.total_us, step.peak_bytes)):
+        if not found or step.peak_bytes < found[-1].peak_bytes:
+            found.append(step)
+    return found
+
+
+def _label(step: Step) -> str:
+    ways = "/".join(sorted({option.recompute for stage in step.stages for option in stage.options}))
+    return f"{step.setting.point}, recompute {ways}"
+
+
+def model_flops(sg: SegmentedGraph) -> int:
+    """Matrix FLOPs of a step on the whole batch: forward, and twice that for backward."""
+    total = 0
+    for node in sg.graph.nodes:
+        operands = tuple(sg.graph.metas[name] for name in node.operands)
+        work = forward_work(node, operands, node.outputs)
+        if work is not None and work.kind != "memory":
+            total += 3 * work.flops
+    return total
+
+
 def _assumptions(state: Search, best: Step) -> tuple[tuple[str, str], ...]:
     request, setting = state.request, best.setting
-    pins = ", ".join(f"{name}={value}" for name, value in request.pins) or "nothing"
+    pins = ", ".join(f"{name}={value}" for name, value in request.pinned) or "nothing"
     return (
         ("dtype", request.dtype),
-        ("state dtype", "parameters, gradients and optimizer states have the dtype of the parameter"),
+        ("state dtype", _dtypes(request.precision)),
         ("optimizer", f"{request.optimizer}, {request.optimizer_states} states per parameter"),
         ("batch", f"{setting.sg.graph.batch_size} samples a step, {setting.point.microbatch} per microbatch and rank"),
         ("boundary", "sequence (dim 1)" if setting.sequence else "whole"),
@@ -149,18 +261,33 @@ def _assumptions(state: Search, best: Step) -> tuple[tuple[str, str], ...]:
     )
 
 
+def _dtypes(precision: Precision) -> str:
+    if precision == Precision():
+        return "parameters, gradients and optimizer states have the dtype of the parameter"
+    own = "the parameter's"
+    master = f", a master copy in {precision.master}" if precision.master else ""
+    return (
+        f"gradients in {precision.gradients or own}, summed in {precision.reductions or precision.gradients or own}, "
+        f"optimizer states in {precision.states or precision.master or own}{master}"
+    )
+
+
 def _gradients(best: Step) -> str:
-    if best.setting.point.data_axis.is_sharded and best.setting.point.num_microbatches > 1:
+    data = best.setting.data_axis
+    if data.gathers and data.num_microbatches > 1:
         return "reduced once a step; they add up unsharded over the microbatches"
+    if data.mode == "zero2" and data.num_microbatches > 1:
+        return "reduced after each microbatch"
     return "reduced once a step"
 
 
 def _status(state: Search, best: Step) -> str:
-    if state.out_of_time:
-        gap = 100 * max(0.0, 1 - state.bound_us / best.total_us)
-        return f"time limit of {state.request.time_limit_s:g} s: best plan so far, within {gap:.1f}% of the bound"
-    inexact = best.state is not SolveState.OPTIMAL
-    table = state.tables.table(best.setting.point.tp, best.setting.point.microbatch, best.setting.sequence)
-    inexact = inexact or SolveState.FEASIBLE in table.states
-    exact = "a part was stopped at its limit, feasible with gap" if inexact else f"optimal within {GAP:.1%} per point"
-    return f"complete: {state.num_solved} points solved, the others excluded by bound or memory; {exact}"
+    gap = 100 * max(0.0, 1 - state.bound_us / best.total_us)
+    match state.status:
+        case "complete":
+            return f"complete: within {gap:.2f}% of the optimum of the cost model"
+        case "time limit":
+            limit = f"time limit of {state.request.time_limit_s:g} s"
+            return f"{limit}: best plan so far, within {gap:.1f}% of the bound"
+        case "interrupted":
+            return f"interrupted: best plan so far, within {gap:.1f}% of the bound"

@@ -1,101 +1,174 @@
-"""Level 0: every point of the search, and what none of its plans can beat.
+"""What no candidate can beat, found before its tables exist.
 
-The bound of a point: compute of the whole model split evenly over pipeline and tensor ranks, the bubble, the sends
-between stages, and summing whole gradients over the data axis. Memory: the states of all parameters split evenly.
+A family's step is at least its microbatches x the fastest way through the longest stage, were compute split evenly over
+the pipeline, context and tensor ranks without communication. Where a table of the same tensor degree is known for more
+samples or less of a context split, its time per sample is a bound as well: work and messages of half the size take at
+least half as long, which every cost model must grant (``CostModel``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from autoplan.cluster import Cluster
-from autoplan.cost import Collective
-from autoplan.ir import SegmentedGraph
 from autoplan.plan.memory import ParamBytes, state_causes
-from autoplan.plan.plan import DataMode
-from autoplan.sharding import CollectiveKind
-from autoplan.solver.mesh import Point, divisors
-from autoplan.solver.request import Request
-from autoplan.solver.tables import Tables
-
-LARGEST_MICROBATCH = 16
-
-
-def points(
-    request: Request, cluster: Cluster, batch_size: int, num_segments: int, tensor_degrees: tuple[int, ...]
-) -> Iterator[Point]:
-    """Every point that the pins, the devices and the batch allow, in a fixed order."""
-    devices = cluster.num_devices
-    for tp in _allowed(request.tp, tensor_degrees):
-        for pp in _allowed(request.pp, divisors(devices // tp)):
-            dp = devices // (tp * pp)
-            if pp > num_segments or request.dp not in (None, dp) or batch_size % dp:
-                continue
-            for microbatch in microbatches(batch_size // dp, request.microbatch):
-                if batch_size // (dp * microbatch) < pp:
-                    continue  # 1F1B needs a microbatch for every stage
-                for data in _data_modes(request, dp):
-                    yield Point(
-                        pp=pp, dp=dp, tp=tp, microbatch=microbatch, data=data,
-                        num_microbatches=batch_size // (dp * microbatch),
-                    )  # fmt: skip
+from autoplan.plan.schedule import in_flight
+from autoplan.solver.chain import ChainProblem, OptionCost, StageLimits
+from autoplan.solver.dual import lower_bound_us
+from autoplan.solver.mesh import Point
+from autoplan.solver.points import Family, Space, schedules
+from autoplan.solver.setting import Facts, data_axis_of
+from autoplan.solver.tables import Option, Table, TableKey
 
 
-def _allowed(pinned: int | None, degrees: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(degree for degree in degrees if pinned in (None, degree))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rough:
+    """A lower bound of what one option of a class costs in a family, in whatever way parameters are held."""
+
+    time_us: float
+    activation_bytes: float
+    transient_bytes: float
 
 
-def _data_modes(request: Request, dp: int) -> tuple[DataMode, ...]:
-    if request.data is not None:
-        return (request.data,)
-    return ("replicate", "shard") if dp > 1 else ("replicate",)
+RoughRows = tuple[tuple[Rough, ...], ...]
+"""By class."""
 
 
-def microbatches(samples: int, pinned: int | None) -> tuple[int, ...]:
-    """Sizes of a microbatch to try for so many samples on a rank: powers of two, and all at once when few."""
-    if pinned is not None:
-        return (pinned,) if samples % pinned == 0 else ()
-    sizes = {2**k for k in range(LARGEST_MICROBATCH.bit_length()) if samples % 2**k == 0}
-    if samples <= LARGEST_MICROBATCH:
-        sizes.add(samples)
-    return tuple(sorted(size for size in sizes if size <= LARGEST_MICROBATCH))
-
-
-def lower_bound_us(tables: Tables, point: Point, segment_us: tuple[float, ...]) -> float:
-    """A time that no plan at this point beats. ``segment_us``: forward and backward of each class on one device."""
-    sg, cost = tables.sg, tables.cost
-    times = [segment_us[segment.kind] / point.tp for segment in sg.segments]
-    total = sum(times)
-    stage = max(total / point.pp, *times)
-    groups = point.groups(tables.cluster)
-    end = 0.0
-    if point.dp > 1 and point.data == "replicate":
-        num_bytes = total_params(sg).trainable // (point.pp * point.tp)
-        end = cost.collective_us(Collective(kind=CollectiveKind.ALL_REDUCE, num_bytes=num_bytes, group=groups.data))
-    return (point.num_microbatches - 1) * stage + total + end
-
-
-def class_us(tables: Tables, microbatch: int) -> tuple[float, ...]:
-    """Forward and backward of a segment of each class on one device, nothing recomputed unless pinned so."""
-    table = tables.table(1, microbatch, False)
-    return tuple(min(o.cost.forward_us + o.cost.backward_us for o in row) for row in table.options)
-
-
-def least_state_bytes(sg: SegmentedGraph, point: Point, optimizer_states: int) -> int:
-    """Bytes that the states of all parameters need on the fullest device, however they are split."""
-    whole = total_params(sg)
-    parts = point.pp * point.tp
-    even = ParamBytes(
-        whole=whole.whole // parts,
-        trainable=whole.trainable // parts,
-        kept=whole.whole // (parts * point.dp),
-        kept_trainable=whole.trainable // (parts * point.dp),
+def rough_rows(table: Table) -> RoughRows:
+    """Options of every class as a table has them."""
+    return tuple(
+        tuple(
+            Rough(
+                time_us=_total_us(option),
+                activation_bytes=option.cost.activation_bytes,
+                transient_bytes=option.cost.transient_bytes,
+            )
+            for option in options
+        )
+        for options in table.options
     )
-    return sum(state_causes(even, point.data_axis, optimizer_states))
 
 
-def total_params(sg: SegmentedGraph) -> ParamBytes:
-    """All parameters that the chain reads, each once."""
-    used = {name for segment in sg.segments for name in segment.params}
-    read = [param for param in sg.graph.params if param.value in used]
-    whole = sum(param.meta.num_bytes for param in read)
-    trainable = sum(param.meta.num_bytes for param in read if param.trainable)
-    return ParamBytes(whole=whole, trainable=trainable, kept=whole, kept_trainable=trainable)
+def split_rows(whole: Table, ranks: int, least_us: Sequence[float]) -> RoughRows:
+    """What options can be at best when the work of ``whole`` is split over so many ranks.
+
+    A class takes at least ``least_us`` and, by a way to recompute, that much more as the way adds on one device; memory
+    is split evenly.
+    """
+    found = []
+    for options, least in zip(whole.options, least_us, strict=True):
+        fastest = min(map(_total_us, options))
+        found.append(
+            tuple(
+                Rough(
+                    time_us=least + (_total_us(option) - fastest) / ranks,
+                    activation_bytes=option.cost.activation_bytes / ranks,
+                    transient_bytes=option.cost.transient_bytes / ranks,
+                )
+                for option in options
+            )
+        )
+    return tuple(found)
+
+
+def _total_us(option: Option) -> float:
+    cost = option.cost
+    return cost.forward_us + cost.backward_us + cost.forward_comm_us + cost.backward_comm_us
+
+
+def least_flying(space: Space, family: Family) -> tuple[int, ...]:
+    """Per rank: microbatches that all its stages hold at some moment, by the schedule that holds least.
+
+    Empty when no schedule can run the family.
+    """
+    pp, m = family.degrees.pp, family.num_microbatches
+    found: list[list[int]] = []
+    for kind, chunks in schedules(space, family):
+        found.append([max(min(moment) for moment in in_flight(kind, pp, chunks, m, rank)) for rank in range(pp)])
+    return tuple(min(counts) for counts in zip(*found, strict=True))
+
+
+def memory_bound_us(
+    space: Space, family: Family, rows: RoughRows, flying: tuple[int, ...], *, whole: bool
+) -> float:
+    """A step that nothing in a family beats within the memory, bubble and end apart; infinite when nothing fits."""
+    states = least_class_states(space, family)
+    counts = space.class_counts
+    kinds = [kind for kind, count in enumerate(counts) if count]
+    chain = ChainProblem(
+        lengths=tuple(counts[kind] for kind in kinds),
+        options=tuple(
+            tuple(
+                OptionCost(
+                    time_us=rough.time_us,
+                    end_us=0.0,
+                    state_bytes=states[kind],
+                    activation_bytes=int(rough.activation_bytes),
+                    transient_bytes=int(rough.transient_bytes),
+                )
+                for rough in rows[kind]
+            )
+            for kind in kinds
+        ),
+        stages=(StageLimits(),) * len(flying),
+        ranks=tuple((rank,) for rank in range(len(flying))),
+        in_flight=tuple(((count,),) for count in flying),
+        num_microbatches=family.num_microbatches,
+        bubble_share=0.0,
+        memory_bytes=space.cluster.memory_bytes,
+    )
+    return lower_bound_us(chain, whole=whole)
+
+
+def least_class_states(space: Space, family: Family) -> tuple[int, ...]:
+    """Bytes of states of a segment of each class, split over all ranks as far as any data mode does.
+
+    Parameters that several segments share count nowhere. With experts every byte counts as if it were an expert's.
+    """
+    facts, ranks = space.facts, family.degrees.data_ranks
+    kept = 0 if space.request.offload else facts.states
+    share = (facts.held + facts.gradient + kept) / (facts.held * ranks)
+    if family.num_microbatches > 1 and not space.num_experts and ranks > 1:
+        gathered = (facts.held + kept) / (facts.held * ranks) + facts.gradient / facts.held
+        share = min(gathered, 1 + (facts.gradient + kept) / (facts.held * ranks))
+    return tuple(int(num_bytes / family.degrees.tp * share) for num_bytes in facts.class_params)
+
+
+def family_bound_us(counts: Sequence[int], times: Sequence[float], family: Family) -> float:
+    """The step, from a lower bound of each class's time on one microbatch."""
+    pp = family.degrees.pp
+    total = sum(n * time for n, time in zip(counts, times, strict=True))
+    fullest = max(-(-n // pp) * time for n, time in zip(counts, times, strict=True))
+    return family.num_microbatches * max(total / pp, fullest)
+
+
+def fastest_us(table: Table) -> tuple[float, ...]:
+    """Each class by its fastest option, communication included."""
+    return tuple(min(map(_total_us, options)) for options in table.options)
+
+
+def implied_us(
+    known: Mapping[TableKey, tuple[float, ...]], key: TableKey, whole: tuple[float, ...]
+) -> tuple[float, ...]:
+    """Lower bound of each class's time at a key whose table is not made, from those that are.
+
+    ``whole`` is the time on one device at this microbatch.
+    """
+    best = [time / (key.tp * key.cp) for time in whole]
+    for other, times in known.items():
+        nested = other.cp == 1 or (other.cp, other.cp_per_node) == (key.cp, key.cp_per_node)
+        if nested and (other.tp, other.sequence) == (key.tp, key.sequence) and other.microbatch % key.microbatch == 0:
+            share = key.microbatch * other.cp / (other.microbatch * key.cp)
+            best = [max(mine, share * time) for mine, time in zip(best, times, strict=True)]
+    return tuple(best)
+
+
+def least_state_bytes(facts: Facts, point: Point) -> int:
+    """Bytes that the states of all parameters need on the fullest device, however they are split."""
+    parts = point.pp * point.tp * point.expert
+    shared = parts * point.shards
+    even = ParamBytes(
+        whole=facts.whole_bytes // parts,
+        trainable=facts.trainable_bytes // parts,
+        kept=facts.whole_bytes // shared,
+        kept_trainable=facts.trainable_bytes // shared,
+    )
+    return sum(state_causes(even, data_axis_of(point, facts)))

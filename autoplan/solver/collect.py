@@ -1,13 +1,15 @@
 """Everything one rank of a stage issues in one training step, counted from the same data that the runtime follows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from autoplan.plan.plan import CollectiveCount
 from autoplan.sharding import CollectiveKind
-from autoplan.solver.stagecost import Setting, StageCost, holders, in_class, param_of, trained_bytes
+from autoplan.solver.dataranks import Issued
+from autoplan.solver.setting import Setting
+from autoplan.solver.stagecost import StageCost, holders, in_class, param_of, updated_bytes
 from autoplan.solver.step import loss_bytes
 
-_AR, _AG, _RS = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
+_AR = CollectiveKind.ALL_REDUCE
 
 
 def stage_collectives(setting: Setting, stages: Sequence[StageCost], stage: int) -> tuple[CollectiveCount, ...]:
@@ -35,9 +37,10 @@ def merge(counts: Sequence[CollectiveCount]) -> tuple[CollectiveCount, ...]:
 
 
 def _tensor(setting: Setting, stage: StageCost) -> list[CollectiveCount]:
+    """On the tensor and context axes."""
     m = setting.point.num_microbatches
     found = [
-        CollectiveCount(axis="tp", kind=c.kind, count=m * c.count, num_bytes=m * c.num_bytes)
+        CollectiveCount(axis=c.axis, kind=c.kind, count=m * c.count, num_bytes=m * c.num_bytes)
         for option in stage.options
         for c in option.cost.collectives
     ]
@@ -46,28 +49,21 @@ def _tensor(setting: Setting, stage: StageCost) -> list[CollectiveCount]:
 
 
 def _data(setting: Setting, stages: Sequence[StageCost], stage: int) -> list[CollectiveCount]:
-    """Whole gradients are summed once per segment; split parameters are gathered and scattered once per group.
-
-    A group is what one segment alone reads, or what several segments of the stage read.
-    """
-    if setting.point.dp == 1:
-        return []
+    """What segments issue over the data ranks, what the stage gathers for several of them, and the loss."""
     mine = stages[stage]
-    sums = [segment.data_sum_bytes for segment in mine.segments]
-    if stage == len(stages) - 1:
-        sums.append(loss_bytes(setting))
-    found = [CollectiveCount(axis="dp", kind=_AR, count=1, num_bytes=size) for size in sums if size]
-    if setting.point.data_axis.is_sharded:
-        gathers = 2 * setting.point.num_microbatches
-        for group in [*(segment.alone for segment in mine.segments), mine.held]:
-            found.append(_many("dp", _AG, gathers, group.gathered))
-            found.append(_many("dp", _RS, 1, group.gathered_trainable))
+    issued = [each for segment in mine.segments for each in (*segment.data, *segment.dispatch)]
+    found = [*_counted(setting, issued), *_counted(setting, mine.held)]
+    if stage == len(stages) - 1 and setting.groups.data.size > 1:
+        found.append(CollectiveCount(axis="dp", kind=_AR, count=1, num_bytes=loss_bytes(setting)))
     return found
 
 
-def _many(axis: str, kind: CollectiveKind, count: int, each_bytes: int) -> CollectiveCount:
-    """So many collectives of that size; none of no bytes."""
-    return CollectiveCount(axis=axis, kind=kind, count=count if each_bytes else 0, num_bytes=count * each_bytes)
+def _counted(setting: Setting, issued: Iterable[Issued]) -> list[CollectiveCount]:
+    m = setting.point.num_microbatches
+    return [
+        CollectiveCount(axis=each.axis, kind=each.kind, count=each.count(m), num_bytes=each.count(m) * each.num_bytes)
+        for each in issued
+    ]
 
 
 def _pipeline(setting: Setting, stage: StageCost) -> list[CollectiveCount]:
@@ -94,6 +90,6 @@ def _tied(setting: Setting, stages: Sequence[StageCost], stage: int) -> list[Col
         for name in names:
             params = param_of(setting, mine.options[offset], *in_class(setting.sg, mine.start + offset, (name,)))
             if len(held[name]) > 1 and params.trainable:
-                size = trained_bytes(setting, params)
+                size = setting.sum_bytes(updated_bytes(setting, params))
                 found.append(CollectiveCount(axis="tied", kind=_AR, count=1, num_bytes=size))
     return found

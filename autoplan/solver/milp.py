@@ -26,14 +26,23 @@ class SolveState(Enum):
         return self in (SolveState.OPTIMAL, SolveState.FEASIBLE)
 
 
-def run_solver(lp: pulp.LpProblem, time_limit_s: float, gap: float = 0.0, *, relaxed: bool = False) -> SolveState:
+def run_solver(
+    lp: pulp.LpProblem,
+    time_limit_s: float,
+    gap: float = 0.0,
+    *,
+    relaxed: bool = False,
+    most_nodes: int | None = None,
+) -> SolveState:
     """Solve with one thread, a fixed seed and no output. OPTIMAL means within the relative ``gap``.
 
-    ``relaxed`` lets integers be fractions: the objective is then a lower bound.
+    ``relaxed`` lets integers be fractions: the objective is then a lower bound. ``most_nodes`` limits the branch and
+    bound in a way that does not depend on the machine (HiGHS only).
     """
     start = time.monotonic()
     mip = not relaxed
-    solver = pulp.HiGHS(mip=mip, msg=False, threads=1, gapRel=gap, timeLimit=time_limit_s, random_seed=0)
+    limits = {} if most_nodes is None else {"mip_max_nodes": most_nodes}
+    solver = pulp.HiGHS(mip=mip, msg=False, threads=1, gapRel=gap, timeLimit=time_limit_s, random_seed=0, **limits)
     if not solver.available():
         solver = pulp.PULP_CBC_CMD(mip=mip, msg=False, threads=1, gapRel=gap, timeLimit=time_limit_s)
     try:
@@ -41,7 +50,21 @@ def run_solver(lp: pulp.LpProblem, time_limit_s: float, gap: float = 0.0, *, rel
             lp.solve(solver)
     except pulp.PulpSolverError:
         return SolveState.CRASH
+    except KeyError:  # PuLP has no word for HiGHS's limit in nodes; it has read the values by then
+        found = float(lp.solverModel.getInfo().objective_function_value)
+        return SolveState.FEASIBLE if abs(found) < float("inf") else SolveState.TIME_LIMIT
     return _state(lp, out_of_time=time.monotonic() - start >= time_limit_s)
+
+
+def dual_bound(lp: pulp.LpProblem, state: SolveState) -> float:
+    """Lower bound that a solved or stopped minimisation has proven; infinite when infeasible, 0 when none is known."""
+    if state is SolveState.INFEASIBLE:
+        return float("inf")
+    solved = getattr(lp, "solverModel", None)
+    if solved is None or not hasattr(solved, "getInfo"):
+        return float(pulp.value(lp.objective)) if state is SolveState.OPTIMAL else 0.0
+    bound = float(solved.getInfo().mip_dual_bound)
+    return max(0.0, bound) if bound == bound and bound < float("inf") else 0.0
 
 
 def _state(lp: pulp.LpProblem, *, out_of_time: bool) -> SolveState:

@@ -45,12 +45,17 @@ def check_pins(
 
 def tensor_degrees(sg: SegmentedGraph, cluster: Cluster) -> tuple[int, ...]:
     """Tensor degrees that stay inside a node, divide the devices and split no attention head."""
-    heads = [count for node in _attention(sg.graph) for count in head_counts(sg.graph, node)]
+    heads = attention_heads(sg.graph)
     return tuple(
         degree
         for degree in divisors(cluster.num_devices)
         if cluster.devices_per_node % degree == 0 and all(count % degree == 0 for count in heads)
     )
+
+
+def attention_heads(graph: Graph) -> tuple[int, ...]:
+    """Query and key heads of every attention op, each number once."""
+    return tuple(sorted({count for node in _attention(graph) for count in head_counts(graph, node)}))
 
 
 def head_counts(graph: Graph, node: OpNode) -> tuple[int, int]:

@@ -1,56 +1,22 @@
 """What a segment, and a stage of segments, costs at one point of level 0: the terms of the step time.
 
 A segment's ``end`` terms are paid once a step, the others once a microbatch. Sharded parameters are gathered before
-each use, hidden only behind the segment's own compute; whole ones are summed fully exposed at the end of the step.
+each use, and gradients scattered after it, hidden only behind the segment's own compute; what comes after the last
+backward pass is fully exposed.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autoplan.cluster import Cluster, Group
-from autoplan.cost import Collective, CostModel, Work
-from autoplan.ir import SegmentedGraph, TensorMeta
-from autoplan.plan.memory import ParamBytes, SegmentMemory, param_bytes, stage_memory
-from autoplan.plan.plan import Amounts
+from autoplan.cluster import Group
+from autoplan.cost import Work
+from autoplan.ir import DTYPE_BYTES, SegmentedGraph
+from autoplan.plan.memory import ChunkMemory, ParamBytes, SegmentMemory, param_bytes
 from autoplan.sharding import REPLICATE_PARTIAL_GRAD, CollectiveKind, Placement
-from autoplan.solver.mesh import Groups, Point
+from autoplan.solver.dataranks import Issued, data_collectives, gathered, sharing, time_us
+from autoplan.solver.setting import Setting
 from autoplan.solver.tables import Option
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """Everything that is fixed while stages are priced at one point."""
-
-    sg: SegmentedGraph
-    cluster: Cluster
-    cost: CostModel
-    point: Point
-    optimizer_states: int
-    trainable: Mapping[str, bool]
-    """Parameter value to whether it is trained."""
-    prelude_bytes: int
-    cut_bytes: tuple[tuple[int, ...], ...]
-    """For each position in the chain: local bytes of the values that cross there."""
-    sequence: bool
-
-    @property
-    def groups(self) -> Groups:
-        """Groups of the mesh."""
-        return self.point.groups(self.cluster)
-
-    def collective_us(self, kind: CollectiveKind, num_bytes: int, group: Group) -> float:
-        """Time of one collective; nothing for no bytes."""
-        if num_bytes == 0:
-            return 0.0
-        return self.cost.collective_us(Collective(kind=kind, num_bytes=num_bytes, group=group))
-
-    def send_us(self, position: int) -> float:
-        """Time to send what crosses at a position of the chain."""
-        return sum(
-            self.collective_us(CollectiveKind.SEND, num_bytes, self.groups.neighbours)
-            for num_bytes in self.cut_bytes[position]
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,31 +25,40 @@ class SegmentCost:
 
     forward_us: float
     backward_us: float
+    weight_us: float
+    """The part of ``backward_us`` for gradients of parameters."""
     forward_comm_us: float
     backward_comm_us: float
-    forward_gather_us: float
-    """Exposed part of gathering sharded parameters."""
-    backward_gather_us: float
+    """On the tensor, context and expert axes."""
+    forward_data_us: float
+    """Exposed part of gathering parameters."""
+    backward_data_us: float
+    """Exposed part of gathering parameters and scattering gradients with each microbatch."""
     tensor_end_us: float
     data_end_us: float
     optimizer_us: float
     tensor_sum_bytes: int
     """Gradients summed over the tensor axis once a step."""
-    data_sum_bytes: int
-    """Gradients all-reduced over the data axis once a step."""
-    alone: ParamBytes
-    """Parameters that no other segment of the stage reads: gathered and scattered around this one."""
+    dispatch: tuple[Issued, ...]
+    """Tokens that travel to their experts and back."""
+    data: tuple[Issued, ...]
+    """What it issues over the data ranks."""
     memory: SegmentMemory
 
     @property
     def time_us(self) -> float:
         """One microbatch."""
-        return self.compute_us + self.forward_comm_us + self.backward_comm_us + self.gather_us
+        return self.compute_us + self.comm_us + self.data_us
 
     @property
-    def gather_us(self) -> float:
-        """Exposed gathers of one microbatch."""
-        return self.forward_gather_us + self.backward_gather_us
+    def comm_us(self) -> float:
+        """Exposed communication of one microbatch on the model's axes."""
+        return self.forward_comm_us + self.backward_comm_us
+
+    @property
+    def data_us(self) -> float:
+        """Exposed communication of one microbatch over the data ranks."""
+        return self.forward_data_us + self.backward_data_us
 
     @property
     def compute_us(self) -> float:
@@ -103,84 +78,112 @@ def segment_cost(setting: Setting, option: Option, owned: Iterable[str], shared:
     stage reads; ``shared`` are those of them that a later one reads, so that the stage gathers them.
     """
     names, held = tuple(owned), frozenset(shared)
-    each = {name: param_of(setting, option, name) for name in names}
-    params = sum(each.values(), ParamBytes())
-    alone = sum((size for name, size in each.items() if name not in held), ParamBytes())
-    summed = sum(_tensor_sum_bytes(setting, option, name) for name in names)
     cost = option.cost
-    gather = gather_us(setting, alone)
-    data_sums = data_sum_bytes(setting, params)
+    issued, params, alone = _held_by_data_ranks(setting, option, names, held)
+    summed = sum(_tensor_sum_bytes(setting, option, name) for name in names)
+    dispatch = _dispatch(setting, option)
+    forward_sent, backward_sent = time_us(setting, dispatch, "forward"), time_us(setting, dispatch, "backward")
+    last = max(0.0, time_us(setting, issued, "last backward") - cost.backward_us)
     return SegmentCost(
         forward_us=cost.forward_us,
         backward_us=cost.backward_us,
-        forward_comm_us=cost.forward_comm_us,
-        backward_comm_us=cost.backward_comm_us,
-        forward_gather_us=max(0.0, gather - cost.forward_us),
-        backward_gather_us=max(0.0, gather - cost.backward_us),
+        weight_us=cost.weight_us,
+        forward_comm_us=cost.forward_comm_us + forward_sent,
+        backward_comm_us=cost.backward_comm_us + backward_sent,
+        forward_data_us=max(0.0, time_us(setting, issued, "forward") - cost.forward_us),
+        backward_data_us=max(0.0, time_us(setting, issued, "backward") - cost.backward_us),
         tensor_end_us=setting.collective_us(CollectiveKind.ALL_REDUCE, summed, setting.groups.tensor),
-        data_end_us=setting.collective_us(CollectiveKind.ALL_REDUCE, data_sums, setting.groups.data)
-        + max(0.0, scatter_us(setting, alone) - cost.backward_us),
+        data_end_us=time_us(setting, issued, "end") + last,
         optimizer_us=optimizer_us(setting, params),
         tensor_sum_bytes=summed,
-        data_sum_bytes=data_sums,
-        alone=alone,
+        dispatch=dispatch,
+        data=issued,
         memory=SegmentMemory(
             params=params,
             gathered_bytes=alone.gathered,
             activation_bytes=cost.activation_bytes,
             transient_bytes=cost.transient_bytes,
-            buffer_bytes=option.buffer_bytes,
+            buffer_bytes=max(option.buffer_bytes, option.dispatch_bytes if setting.point.expert > 1 else 0),
         ),
     )
+
+
+def _held_by_data_ranks(
+    setting: Setting, option: Option, names: tuple[str, ...], held: frozenset[str]
+) -> tuple[tuple[Issued, ...], ParamBytes, ParamBytes]:
+    """Collectives over the data ranks, all parameters, and those that are gathered around this segment alone."""
+    issued: list[Issued] = []
+    total, total_alone = ParamBytes(), ParamBytes()
+    for is_expert in (False, True):
+        mine = [name for name in names if (name in option.experts) is is_expert]
+        each = {name: param_of(setting, option, name) for name in mine}
+        params = sum(each.values(), ParamBytes())
+        alone = sum((size for name, size in each.items() if name not in held), ParamBytes())
+        issued += data_collectives(setting, params, alone, sharing(setting, is_expert))
+        total, total_alone = total + params, total_alone + alone
+    return tuple(issued), total, total_alone
+
+
+def _dispatch(setting: Setting, option: Option) -> tuple[Issued, ...]:
+    """Tokens go to their experts and their results come back, and gradients likewise; recomputation repeats it."""
+    if setting.point.expert == 1 or not option.dispatch_bytes:
+        return ()
+
+    def exchange(when: str) -> Issued:
+        return Issued(
+            axis="ep",
+            kind=CollectiveKind.ALL_TO_ALL,
+            num_bytes=option.dispatch_bytes,
+            group=setting.groups.expert,
+            when="forward" if when == "forward" else "backward",
+        )
+
+    repeated = 2 if option.recompute == "full" else 0
+    return (exchange("forward"),) * 2 + (exchange("backward"),) * (2 + repeated)
 
 
 def param_of(setting: Setting, option: Option, name: str) -> ParamBytes:
     """Bytes of one of the segment's parameters."""
     point = setting.point
+    is_expert = name in option.experts
     return param_bytes(
-        setting.sg.graph.metas[name], setting.trainable[name], option.resolved.sources[name], point.tp, point.dp
+        setting.sg.graph.metas[name],
+        setting.trainable[name],
+        option.resolved.sources[name],
+        point.tp,
+        expert=point.expert if is_expert else 1,
+        mode=point.data,
+        shards=point.expert_shards if is_expert else point.shards,
     )
 
 
 def _tensor_sum_bytes(setting: Setting, option: Option, name: str) -> int:
+    """A gradient that is a sum over the tensor axis is summed as the optimizer holds it."""
     place: Placement = option.resolved.sources[name]
     if setting.point.tp == 1 or place != REPLICATE_PARTIAL_GRAD:
         return 0
-    return trained_bytes(setting, param_of(setting, option, name))
+    return setting.sum_bytes(updated_bytes(setting, param_of(setting, option, name)))
 
 
-def trained_bytes(setting: Setting, params: ParamBytes) -> int:
+def updated_bytes(setting: Setting, params: ParamBytes) -> int:
     """Bytes of the trainable parameters that one rank updates."""
-    return params.kept_trainable if setting.point.data_axis.is_sharded else params.trainable
-
-
-def data_sum_bytes(setting: Setting, params: ParamBytes) -> int:
-    """Gradients that are all-reduced over the data axis: all in mode "replicate", else those it cannot split."""
-    if setting.point.dp == 1:
-        return 0
-    return params.trainable - (params.gathered_trainable if setting.point.data_axis.is_sharded else 0)
-
-
-def gather_us(setting: Setting, params: ParamBytes) -> float:
-    """Time to gather parameters once; 0 when the data axis does not split them."""
-    num_bytes = params.gathered if setting.point.data_axis.is_sharded else 0
-    return setting.collective_us(CollectiveKind.ALL_GATHER, num_bytes, setting.groups.data)
-
-
-def scatter_us(setting: Setting, params: ParamBytes) -> float:
-    """Time to reduce and scatter their gradients; 0 when the data axis does not split them."""
-    num_bytes = params.gathered_trainable if setting.point.data_axis.is_sharded else 0
-    return setting.collective_us(CollectiveKind.REDUCE_SCATTER, num_bytes, setting.groups.data)
+    return params.trainable if setting.point.data == "replicate" else params.kept_trainable
 
 
 def optimizer_us(setting: Setting, params: ParamBytes) -> float:
-    """Update of the trainable parameters: read gradient, parameter and states, write parameter and states."""
-    trained = trained_bytes(setting, params)
-    if trained == 0:
+    """Update of the trainable parameters: read gradient, parameter and states, write parameter and states.
+
+    With states in host memory the gradient goes there and the parameter comes back over the device's host link, and
+    the update itself, on the host, is charged at the speed of that link.
+    """
+    updated = updated_bytes(setting, params)
+    if updated == 0:
         return 0.0
-    traffic = trained * (3 + 2 * setting.optimizer_states)
+    traffic = -(-updated * setting.state_traffic[0] // setting.state_traffic[1])
+    if setting.point.offload:
+        return setting.cost.host_copy_us(2 * updated + traffic)
     dtype = next(iter(setting.sg.graph.params)).meta.dtype
-    flops = 4 * trained // TensorMeta(shape=(1,), dtype=dtype).num_bytes
+    flops = 4 * updated // DTYPE_BYTES[dtype]
     return setting.cost.compute_us(Work(kind="memory", flops=flops, num_bytes=traffic, dtype=dtype))
 
 
@@ -194,26 +197,42 @@ class StageCost:
     owned: tuple[tuple[str, ...], ...]
     """Per segment: the parameters it owns, by their own names."""
     segments: tuple[SegmentCost, ...]
-    held: ParamBytes
-    """Parameters that several segments read: gathered once for the whole stage."""
-    held_gather_us: float
-    """Gathering them once, fully exposed; happens in forward and in backward."""
-    held_scatter_us: float
-    send_us: float
-    """Forward to the next stage and backward to the one before, one microbatch."""
+    held: tuple[Issued, ...]
+    """Gathers and scatters of parameters that several segments read: once for the whole stage, fully exposed."""
+    held_us: tuple[float, float, float]
+    """Their time in forward, in backward and once a step."""
+    send_us: tuple[float, float]
+    """To the next stage in forward, to the one before in backward, one microbatch."""
     tied_us: float
     """Summing the gradients of parameters that other stages hold too, once a step."""
-    memory: Amounts
+    memory: ChunkMemory
+
+    @property
+    def forward_us(self) -> float:
+        """One microbatch."""
+        inside = sum(s.forward_us + s.forward_comm_us + s.forward_data_us for s in self.segments)
+        return inside + self.held_us[0] + self.send_us[0]
+
+    @property
+    def backward_us(self) -> float:
+        """One microbatch, gradients of parameters included."""
+        inside = sum(s.backward_us + s.backward_comm_us + s.backward_data_us for s in self.segments)
+        return inside + self.held_us[1] + self.send_us[1]
+
+    @property
+    def weight_us(self) -> float:
+        """The part of ``backward_us`` for gradients of parameters."""
+        return sum(segment.weight_us for segment in self.segments)
 
     @property
     def time_us(self) -> float:
         """One microbatch."""
-        return sum(segment.time_us for segment in self.segments) + self.send_us + 2 * self.held_gather_us
+        return self.forward_us + self.backward_us
 
     @property
     def end_us(self) -> float:
         """Once a step."""
-        return sum(segment.end_us for segment in self.segments) + self.tied_us + self.held_scatter_us
+        return sum(segment.end_us for segment in self.segments) + self.tied_us + self.held_us[2]
 
 
 def owned_params(sg: SegmentedGraph, start: int, end: int) -> tuple[tuple[str, ...], ...]:
@@ -262,6 +281,43 @@ def stage_cost(setting: Setting, options: tuple[Option, ...], stage: int, edges:
         ),
         ParamBytes(),
     )
+    held = held_collectives(setting, stage_held)
+    count = len(setting.sg.segments)
+    return StageCost(
+        start=start,
+        end=end,
+        options=options,
+        owned=owned,
+        segments=segments,
+        held=held,
+        held_us=(
+            time_us(setting, held, "forward"),
+            time_us(setting, held, "backward"),
+            time_us(setting, held, "last backward"),
+        ),
+        send_us=(
+            setting.send_us(end) if end < count else 0.0,
+            setting.send_us(start) if start > 0 else 0.0,
+        ),
+        tied_us=_stage_tied_us(setting, options, owned, start, edges),
+        memory=ChunkMemory(segments=tuple(segment.memory for segment in segments), held_bytes=stage_held.gathered),
+    )
+
+
+def held_collectives(setting: Setting, params: ParamBytes) -> tuple[Issued, ...]:
+    """What mode "shard" does for parameters that several segments of a stage read."""
+    if setting.point.data != "shard" or setting.groups.shard.size == 1:
+        return ()
+    return tuple(issued for issued in gathered(setting, params, sharing(setting, False)) if issued.num_bytes)
+
+
+def _stage_tied_us(
+    setting: Setting,
+    options: tuple[Option, ...],
+    owned: tuple[tuple[str, ...], ...],
+    start: int,
+    edges: Sequence[int],
+) -> float:
     held = holders(setting.sg, edges)
     tied = [
         (param_of(setting, options[i], *in_class(setting.sg, start + i, (name,))), len(held[name]))
@@ -269,31 +325,11 @@ def stage_cost(setting: Setting, options: tuple[Option, ...], stage: int, edges:
         for name in names
         if len(held[name]) > 1
     ]
-    ends = [edge for edge in (start, end) if 0 < edge < len(setting.sg.segments)]
-    return StageCost(
-        start=start,
-        end=end,
-        options=options,
-        owned=owned,
-        segments=segments,
-        held=stage_held,
-        held_gather_us=gather_us(setting, stage_held),
-        held_scatter_us=scatter_us(setting, stage_held),
-        send_us=sum(map(setting.send_us, ends)),
-        tied_us=sum(tied_us(setting, params, count) for params, count in tied),
-        memory=stage_memory(
-            [segment.memory for segment in segments],
-            setting.point.data_axis,
-            in_flight=setting.point.in_flight(stage),
-            optimizer_states=setting.optimizer_states,
-            prelude_bytes=setting.prelude_bytes,
-            held_bytes=stage_held.gathered,
-        ),
-    )
+    return sum(tied_us(setting, params, count) for params, count in tied)
 
 
 def tied_us(setting: Setting, params: ParamBytes, num_holders: int) -> float:
     """Time of summing the gradient of a tied parameter over the stages that hold it."""
     per_node = min(num_holders, setting.groups.pipeline.per_node)
     group = Group(size=num_holders, per_node=per_node)
-    return setting.collective_us(CollectiveKind.ALL_REDUCE, trained_bytes(setting, params), group)
+    return setting.collective_us(CollectiveKind.ALL_REDUCE, setting.sum_bytes(updated_bytes(setting, params)), group)

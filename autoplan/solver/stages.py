@@ -1,89 +1,110 @@
 """Cutting the chain into pipeline stages and choosing an option per segment, as a MILP over counts.
 
-A *run* is a stretch of consecutive segments of one class; an *option* is one way to run a segment of it.
-
 Variables
     n[s, r, o]   segments of run r that stage s runs by option o; integer          (_add_counts)
     z[s, r]      stages 0..s together finish run r; binary                         (_add_order)
     b[s, r, o]   stage s uses the option at all; binary                            (_add_memory)
     h[s, g]      stage s holds the shared parameter g                              (_add_shared)
-    T, E         longest stage of one microbatch, longest work at the end of a step
+    T, B, E      longest rank of one microbatch, bubble, longest work at the end of a step
 Objective
-    (m - 1) T + sum of the stages' times + E
+    m T + B + E,   B >= beta (sum of the ranks' times - T - what a row of the schedule hides), for each row
 
-A pipeline of m microbatches takes that long when every stage is as fast as the slowest. docs/formulation.md has the
-mathematics.
+``chain.objective_us`` and ``chain.rank_bytes`` state the same without a solver. docs/formulation.md has the
+mathematics. Most chains need no MILP: ``construct`` cuts them and ``dual`` proves the cut good enough.
 """
 
 from dataclasses import dataclass, field
 
 import pulp
 
-from autoplan.solver.milp import SolveState, run_solver
+from autoplan.solver.chain import (
+    ChainProblem,
+    Counts,
+    OptionCost,
+    least_longest_us,
+    objective_us,
+)
+from autoplan.solver.construct import construct
+from autoplan.solver.dual import lower_bound_us
+from autoplan.solver.milp import SolveState, dual_bound, run_solver
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptionCost:
-    """What one segment costs by one option, on one device."""
-
-    time_us: float
-    """Forward and backward of one microbatch, all exposed communication included."""
-    end_us: float
-    """Once a step: gradient sums and the optimizer."""
-    state_bytes: int
-    """Parameters, gradients and optimizer states, without shared parameters."""
-    activation_bytes: int
-    """Per microbatch in flight."""
-    transient_bytes: int
-    """While it runs; the largest of a stage counts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedParam:
-    """A parameter that several classes read; every stage that reads it holds it."""
-
-    state_bytes: int
-    end_us: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageLimits:
-    """What differs between stages before any segment is placed."""
-
-    in_flight: int
-    """Microbatches whose activations are alive at the peak."""
-    fixed_us: float
-    """Per microbatch: sends and receives."""
-    fixed_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChainProblem:
-    """Runs, options per run and limits per stage."""
-
-    lengths: tuple[int, ...]
-    options: tuple[tuple[OptionCost, ...], ...]
-    stages: tuple[StageLimits, ...]
-    num_microbatches: int
-    memory_bytes: int
-    shared: tuple[SharedParam, ...] = ()
-    readers: tuple[tuple[int, ...], ...] = ()
-    """Per shared parameter: the runs that read it."""
-
-    def shared_of(self, run: int) -> tuple[int, ...]:
-        """Shared parameters a run reads."""
-        return tuple(g for g, runs in enumerate(self.readers) if run in runs)
+MOST_NODES = 2000
+"""Nodes of one branch and bound; a limit in nodes, not seconds, keeps answers the same on every machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainSolution:
-    """The end of one solve. ``counts[s][r][o]`` segments; there when the state is OPTIMAL or FEASIBLE."""
+    """The end of one solve."""
 
     state: SolveState
-    counts: tuple[tuple[tuple[int, ...], ...], ...] | None
-    objective_us: float
-    overflow_bytes: int = 0
-    """Bytes by which the fullest stage exceeds the limit; above 0 only where an overflow was allowed."""
+    counts: Counts | None
+    """There when the state is OPTIMAL or FEASIBLE."""
+    bound_us: float
+    """No counts have a shorter step; infinite when nothing fits."""
+
+
+def solve_stages(
+    chain: ChainProblem, *, gap: float = 0.0, cutoff_us: float = float("inf"), time_limit_s: float = 60.0
+) -> ChainSolution:
+    """Best cut and options, proven within the relative ``gap``: by bounds where they suffice, else by the MILP.
+
+    INFEASIBLE when there are fewer segments than stages or no choice fits the memory; BEATEN when nothing is faster
+    than ``cutoff_us``.
+    """
+    if chain.num_segments < len(chain.stages):
+        return ChainSolution(state=SolveState.INFEASIBLE, counts=None, bound_us=float("inf"))
+    bound = lower_bound_us(chain)
+    if bound == float("inf"):
+        return ChainSolution(state=SolveState.INFEASIBLE, counts=None, bound_us=bound)
+    if bound >= cutoff_us:
+        return ChainSolution(state=SolveState.BEATEN, counts=None, bound_us=bound)
+    found = construct(chain)
+    if found is not None and _within(objective_us(chain, found), bound, gap):
+        return ChainSolution(state=SolveState.OPTIMAL, counts=found, bound_us=bound)
+    return _by_milp(chain, found, bound, gap, cutoff_us, time_limit_s)
+
+
+def _within(time_us: float, bound_us: float, gap: float) -> bool:
+    return time_us * (1 - gap) <= bound_us * (1 + 1e-12)
+
+
+def _by_milp(
+    chain: ChainProblem, found: Counts | None, bound: float, gap: float, cutoff_us: float, time_limit_s: float
+) -> ChainSolution:
+    upper = min(cutoff_us, objective_us(chain, found) if found is not None else float("inf"))
+    model = _state(chain, overflow=False)
+    times = _add_objective(model)
+    if upper < float("inf"):
+        model.add(times <= upper * (1 + 1e-9))
+    state = run_solver(model.lp, time_limit_s, gap, most_nodes=MOST_NODES)
+    bound = max(bound, dual_bound(model.lp, state))
+    counts = _read(model) if state.has_solution else None
+    if counts is not None and (found is None or objective_us(chain, counts) < objective_us(chain, found)):
+        found = counts
+    if found is None:
+        if state is SolveState.INFEASIBLE and cutoff_us < float("inf"):
+            return ChainSolution(state=SolveState.BEATEN, counts=None, bound_us=max(bound, cutoff_us))
+        unsolved = bound if state is not SolveState.INFEASIBLE else float("inf")
+        return ChainSolution(state=state, counts=None, bound_us=unsolved)
+    value = objective_us(chain, found)
+    if state is SolveState.INFEASIBLE:  # nothing below the upper limit: what was constructed is the best
+        bound = max(bound, min(value, cutoff_us))
+    exact = _within(value, bound, max(gap, 1e-6))
+    return ChainSolution(
+        state=SolveState.OPTIMAL if exact else SolveState.FEASIBLE, counts=found, bound_us=min(bound, value)
+    )
+
+
+def least_overflow(chain: ChainProblem, time_limit_s: float = 10.0) -> Counts | None:
+    """Counts that exceed the memory by the fewest bytes, whatever the time; None with too few segments."""
+    if chain.num_segments < len(chain.stages):
+        return None
+    model = _state(chain, overflow=True)
+    times = _add_objective(model)
+    assert model.overflow is not None
+    model.lp.setObjective(times * 1e-12 + model.overflow)
+    state = run_solver(model.lp, time_limit_s, most_nodes=MOST_NODES)
+    return _read(model) if state.has_solution else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,43 +134,18 @@ class _Model:
 _GIB = float(2**30)
 
 
-def solve_stages(
-    chain: ChainProblem,
-    *,
-    time_limit_s: float = 5.0,
-    gap: float = 0.0,
-    least_memory: bool = False,
-    cutoff_us: float | None = None,
-) -> ChainSolution:
-    """Best cut and options. ``least_memory`` minimises the bytes above the limit instead, and so never fails.
-
-    Deterministic. INFEASIBLE when there are fewer segments than stages or no choice fits the memory; BEATEN, with a
-    lower bound as objective, when nothing is faster than ``cutoff_us``.
-    """
-    if sum(chain.lengths) < len(chain.stages):
-        return ChainSolution(state=SolveState.INFEASIBLE, counts=None, objective_us=float("inf"))
+def _state(chain: ChainProblem, *, overflow: bool) -> _Model:
     lp = pulp.LpProblem("stages", pulp.LpMinimize)
-    overflow = lp.add_variable("overflow_gib", 0) if least_memory else None
-    model = _Model(chain=chain, lp=lp, overflow=overflow)
+    model = _Model(chain=chain, lp=lp, overflow=lp.add_variable("overflow_gib", 0) if overflow else None)
     _add_counts(model)
     _add_order(model)
     _add_shared(model)
     _add_memory(model)
-    times = _add_objective(model)
-    if cutoff_us is not None:
-        relaxed = run_solver(lp, time_limit_s, relaxed=True)
-        bound = float(pulp.value(times)) if relaxed.has_solution else 0.0
-        if bound >= cutoff_us:
-            return ChainSolution(state=SolveState.BEATEN, counts=None, objective_us=bound)
-        model.add(times <= cutoff_us)
-    state = run_solver(lp, time_limit_s, gap)
-    if state is SolveState.INFEASIBLE and cutoff_us is not None and relaxed.has_solution:
-        return ChainSolution(state=SolveState.BEATEN, counts=None, objective_us=cutoff_us)
-    if not state.has_solution:
-        return ChainSolution(state=state, counts=None, objective_us=float("inf"))
-    counts = tuple(tuple(tuple(round(v.value()) for v in row) for row in stage) for stage in model.n)
-    over = round(overflow.value() * _GIB) if overflow is not None else 0
-    return ChainSolution(state=state, counts=counts, objective_us=float(pulp.value(times)), overflow_bytes=over)
+    return model
+
+
+def _read(model: _Model) -> Counts:
+    return tuple(tuple(tuple(round(v.value()) for v in row) for row in stage) for stage in model.n)
 
 
 def _add_counts(model: _Model) -> None:
@@ -162,6 +158,8 @@ def _add_counts(model: _Model) -> None:
         model.add(pulp.lpSum(v for row in model.n[s] for v in row) >= 1)
     for r, length in enumerate(chain.lengths):
         model.add(pulp.lpSum(v for stage in model.n for v in stage[r]) == length)
+    for s, cut in enumerate(chain.cuts or ()):
+        model.add(pulp.lpSum(v for stage in model.n[: s + 1] for row in stage for v in row) == cut)
 
 
 def _add_order(model: _Model) -> None:
@@ -187,62 +185,54 @@ def _add_shared(model: _Model) -> None:
 
 
 def _add_memory(model: _Model) -> None:
+    """Every rank, at every moment that may be its fullest."""
     chain = model.chain
-    limit = chain.memory_bytes / _GIB + (model.overflow if model.overflow is not None else 0)
-    for s, stage in enumerate(chain.stages):
+    for s in range(len(chain.stages)):
         model.uses.append([
             [model.lp.add_variable(f"b_{s}_{r}_{o}", 0, 1, pulp.LpBinary) for o in range(len(row))]
             for r, row in enumerate(chain.options)
         ])  # fmt: skip
-        held = [g.state_bytes / _GIB * h for g, h in zip(chain.shared, model.holds[s], strict=True)]
-        live = pulp.lpSum(
-            [(o.state_bytes + stage.in_flight * o.activation_bytes) / _GIB * n for o, n, _ in model.options(s)] + held
-        )
-        transient = model.lp.add_variable(f"transient_{s}", 0)
         for r, row in enumerate(model.uses[s]):
             for n, used in zip(model.n[s][r], row, strict=True):
                 model.add(n <= chain.lengths[r] * used)
-        for option, _, used in model.options(s):
-            model.add(transient >= option.transient_bytes / _GIB * used)
-        model.add(live + transient + stage.fixed_bytes / _GIB <= limit)
+    limit = chain.memory_bytes / _GIB + (model.overflow if model.overflow is not None else 0)
+    for rank, stages in enumerate(chain.ranks):
+        transient = model.lp.add_variable(f"transient_{rank}", 0)
+        for s in stages:
+            for option, _, used in model.options(s):
+                model.add(transient >= option.transient_bytes / _GIB * used)
+        for moment in chain.in_flight[rank]:
+            kept = [_kept(model, s, flying) for s, flying in zip(stages, moment, strict=True)]
+            model.add(pulp.lpSum(kept) + transient <= limit)
+
+
+def _kept(model: _Model, s: int, flying: int) -> pulp.LpAffineExpression:
+    """GiB of states and activations of a stage with so many microbatches in flight."""
+    chain = model.chain
+    held = [g.state_bytes / _GIB * h for g, h in zip(chain.shared, model.holds[s], strict=True)]
+    sizes = [(o.state_bytes + flying * o.activation_bytes) / _GIB * n for o, n, _ in model.options(s)]
+    return pulp.lpSum(held + sizes) + flying * chain.stages[s].fixed_bytes / _GIB
 
 
 def _add_objective(model: _Model) -> pulp.LpAffineExpression:
     chain = model.chain
-    longest, end = model.lp.add_variable("T", 0), model.lp.add_variable("E", 0)
+    names = ("T", "B", "E")
+    longest, bubble, end = (model.lp.add_variable(name, 0) for name in names)
     times = []
-    for s, stage in enumerate(chain.stages):
-        time = pulp.lpSum(o.time_us * n for o, n, _ in model.options(s)) + stage.fixed_us
+    for stages in chain.ranks:
+        time = pulp.lpSum(o.time_us * n for s in stages for o, n, _ in model.options(s))
+        time += sum(chain.stages[s].fixed_us for s in stages)
         model.add(longest >= time)
-        shared = [g.end_us * h for g, h in zip(chain.shared, model.holds[s], strict=True)]
-        model.add(end >= pulp.lpSum([o.end_us * n for o, n, _ in model.options(s)] + shared))
+        held = [g.end_us * h for s in stages for g, h in zip(chain.shared, model.holds[s], strict=True)]
+        model.add(end >= pulp.lpSum([o.end_us * n for s in stages for o, n, _ in model.options(s)] + held))
         times.append(time)
-    model.add(len(chain.stages) * longest >= pulp.lpSum(times))
+    model.add(len(chain.ranks) * longest >= pulp.lpSum(times))
     model.add(longest >= least_longest_us(chain))
-    total = (chain.num_microbatches - 1) * longest + pulp.lpSum(times) + end
-    scale = 1e-12 if model.overflow is not None else 1.0
-    model.lp.setObjective(total * scale + (model.overflow if model.overflow is not None else 0))
+    for terms in chain.bubble_rows:
+        hidden = pulp.lpSum(
+            o.hidden_us(terms) * n for s in range(len(chain.stages)) for o, n, _ in model.options(s)
+        )
+        model.add(bubble >= chain.bubble_share * (pulp.lpSum(times) - longest - hidden))
+    total = chain.num_microbatches * longest + bubble + end
+    model.lp.setObjective(total)
     return total
-
-
-def least_longest_us(chain: ChainProblem) -> float:
-    """Lower bound on the longest stage: the best contiguous cut when every segment takes its fastest option.
-
-    It closes most of the gap that the relaxation leaves by cutting segments into fractions.
-    """
-    times = [min(o.time_us for o in row) for row, n in zip(chain.options, chain.lengths, strict=True) for _ in range(n)]
-    fixed = min(stage.fixed_us for stage in chain.stages)
-    low, high = max(*times, sum(times) / len(chain.stages)), sum(times)
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if _num_stages(times, middle) <= len(chain.stages) else (middle, high)
-    return low + fixed
-
-
-def _num_stages(times: list[float], limit: float) -> int:
-    count, used = 1, 0.0
-    for time in times:
-        if used + time > limit:
-            count, used = count + 1, 0.0
-        used += time
-    return count

@@ -1,33 +1,34 @@
-"""Level 2 at one point of level 0: options and stages from the MILP, then the exact step time and memory."""
+"""Level 2 at one point of level 0: options and stages from the chain, then the exact step time and memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, groupby
 
-from autoplan.plan.memory import ParamBytes, running_causes, state_causes
+from autoplan.plan.memory import ParamBytes, rank_memory, running_causes, state_causes
 from autoplan.plan.plan import Amounts
+from autoplan.plan.schedule import Bubble, Hidden, bubble_terms, in_flight, stages_of
 from autoplan.sharding import CollectiveKind
+from autoplan.solver.chain import ChainProblem, Counts, OptionCost, SharedParam, StageLimits
+from autoplan.solver.dataranks import data_collectives, sharing, time_us
+from autoplan.solver.mesh import Point
 from autoplan.solver.milp import SolveState
+from autoplan.solver.setting import Setting
 from autoplan.solver.stagecost import (
     SegmentCost,
-    Setting,
     StageCost,
-    data_sum_bytes,
     in_class,
     optimizer_us,
     param_of,
-    scatter_us,
     segment_cost,
     stage_cost,
     tied_us,
 )
-from autoplan.solver.stages import ChainProblem, OptionCost, SharedParam, StageLimits, solve_stages
+from autoplan.solver.stages import least_overflow, solve_stages
 from autoplan.solver.tables import Option, Table, shared_params
 
 ROUNDING_BYTES = 4096
 """Taken off the limit, so that the solver's tolerance never exceeds it."""
-GAP = 1e-3
-"""Relative gap at which a cut into stages counts as optimal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,9 @@ class Step:
 
     setting: Setting
     stages: tuple[StageCost, ...]
+    """In chain order."""
+    memory: tuple[Amounts, ...]
+    """Peak bytes of each rank."""
     amounts: Amounts
     state: SolveState
 
@@ -54,9 +58,23 @@ class Step:
         return self.amounts.total
 
     @property
+    def peak_bytes(self) -> int:
+        """Of the fullest rank."""
+        return int(max(memory.total for memory in self.memory))
+
+    @property
     def overflow_bytes(self) -> int:
-        """Bytes by which the fullest stage exceeds the memory; at most 0 when it fits."""
-        return int(max(stage.memory.total for stage in self.stages)) - self.setting.cluster.memory_bytes
+        """Bytes by which the fullest rank exceeds the memory; at most 0 when it fits."""
+        return self.peak_bytes - self.setting.cluster.memory_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """What became of a point: a step, or the state in which there was none; and what none of its steps can beat."""
+
+    step: Step | None
+    state: SolveState
+    bound_us: float
 
 
 def runs_of(setting: Setting) -> tuple[Run, ...]:
@@ -68,35 +86,117 @@ def runs_of(setting: Setting) -> tuple[Run, ...]:
     )
 
 
-def solve_step(
-    setting: Setting,
-    table: Table,
-    time_limit_s: float,
-    *,
-    least_memory: bool = False,
-    cutoff_us: float | None = None,
-) -> Step | SolveState | float:
-    """Best stages at one point, or the state in which the MILP ended without any.
+Priced = tuple[Option, OptionCost]
+Rows = tuple[tuple[Priced, ...], ...]
 
-    ``least_memory`` looks for the fewest bytes above the limit instead of the shortest time. When nothing at the
-    point is faster than ``cutoff_us``, a lower bound of its time comes back.
-    """
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedRuns:
+    """Runs with their options and prices: the same for every schedule at one way to hold parameters."""
+
+    runs: tuple[Run, ...]
+    rows: Rows
+    shared: tuple[SharedParam, ...]
+    readers: tuple[tuple[int, ...], ...]
+
+
+def price_runs(setting: Setting, table: Table) -> PricedRuns:
+    """Price every option of every run."""
     runs = runs_of(setting)
     rows = tuple(_distinct(setting, run, table.options[run.kind]) for run in runs)
-    chain = _chain(setting, runs, rows)
-    solution = solve_stages(chain, time_limit_s=time_limit_s, gap=GAP, least_memory=least_memory, cutoff_us=cutoff_us)
-    if solution.counts is None:
-        return solution.objective_us if solution.state is SolveState.BEATEN else solution.state
-    edges = [0, *accumulate(sum(map(sum, stage)) for stage in solution.counts)]
-    chosen = tuple(
-        tuple(rows[r][o][0] for r, row in enumerate(stage) for o, count in enumerate(row) for _ in range(count))
-        for stage in solution.counts
+    names = shared_params(setting.sg)
+    readers = tuple(tuple(r for r, run in enumerate(runs) if _reads(setting, run, name)) for name in names)
+    return PricedRuns(
+        runs=runs,
+        rows=rows,
+        shared=tuple(_shared(setting, runs, rows, name, at) for name, at in zip(names, readers, strict=True)),
+        readers=readers,
     )
+
+
+def solve_step(
+    setting: Setting,
+    priced: PricedRuns,
+    *,
+    gap: float,
+    cutoff_us: float = float("inf"),
+    cuts: tuple[int, ...] | None = None,
+    time_limit_s: float = 60.0,
+) -> Solved:
+    """Best stages at one point, proven within ``gap``; ``cuts`` pins where stages begin."""
+    chain = chain_of(setting, priced, cuts)
+    solution = solve_stages(chain, gap=gap, cutoff_us=cutoff_us, time_limit_s=time_limit_s)
+    if solution.counts is None:
+        return Solved(step=None, state=solution.state, bound_us=solution.bound_us)
+    step = step_of(setting, priced, solution.counts, solution.state)
+    return Solved(step=step, state=solution.state, bound_us=min(solution.bound_us, step.total_us))
+
+
+def nearest_step(setting: Setting, priced: PricedRuns, cuts: tuple[int, ...] | None = None) -> Step | None:
+    """The stages that need the fewest bytes above the limit, whatever the time."""
+    counts = least_overflow(chain_of(setting, priced, cuts))
+    return None if counts is None else step_of(setting, priced, counts, SolveState.FEASIBLE)
+
+
+def step_of(setting: Setting, priced: PricedRuns, counts: Counts, state: SolveState) -> Step:
+    """Price the chosen counts exactly."""
+    chosen = tuple(
+        tuple(
+            priced.rows[r][o][0] for r, row in enumerate(stage) for o, count in enumerate(row) for _ in range(count)
+        )
+        for stage in counts
+    )
+    return step_from(setting, chosen, state)
+
+
+def step_from(setting: Setting, chosen: Sequence[tuple[Option, ...]], state: SolveState) -> Step:
+    """The step of stages that run these options."""
+    edges = [0, *accumulate(len(options) for options in chosen)]
     stages = tuple(stage_cost(setting, options, s, edges) for s, options in enumerate(chosen))
-    return Step(setting=setting, stages=stages, amounts=step_amounts(setting, stages), state=solution.state)
+    return Step(
+        setting=setting,
+        stages=stages,
+        memory=rank_memories(setting, stages),
+        amounts=step_amounts(setting, stages),
+        state=state,
+    )
 
 
-Priced = tuple[Option, OptionCost]
+def rank_memories(setting: Setting, stages: Sequence[StageCost]) -> tuple[Amounts, ...]:
+    """Peak bytes of every rank."""
+    flying = flying_of(setting.point)
+    return tuple(
+        rank_memory([stages[s].memory for s in mine], setting.data_axis, flying[rank], setting.prelude_bytes)
+        for rank, mine in enumerate(ranks_of(setting.point))
+    )
+
+
+def ranks_of(point: Point) -> tuple[tuple[int, ...], ...]:
+    """Stages of each rank of the pipeline."""
+    return _ranks(point.schedule, point.pp, point.chunks)
+
+
+@lru_cache(maxsize=None)
+def _ranks(schedule: str, pp: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(stages_of(schedule, pp, chunks, rank) for rank in range(pp))  # type: ignore[arg-type]
+
+
+def flying_of(point: Point) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Per rank: microbatches that its chunks hold, at the moments that may be the fullest."""
+    return tuple(
+        in_flight(point.schedule, point.pp, point.chunks, point.num_microbatches, rank) for rank in range(point.pp)
+    )
+
+
+def bubble_of(point: Point) -> Bubble:
+    """How the schedule's bubble is priced, the rows scaled to whole sums over the ranks."""
+    return bubble_terms(point.schedule, point.pp, point.chunks)
+
+
+def scaled_rows(point: Point) -> tuple[Hidden, ...]:
+    """What the schedule hides, per microsecond of each part summed over the ranks."""
+    share = (point.pp - 1) / point.pp
+    return tuple(Hidden(*(share * part for part in row)) for row in bubble_of(point).rows)
 
 
 def _distinct(setting: Setting, run: Run, options: tuple[Option, ...]) -> tuple[Priced, ...]:
@@ -115,17 +215,24 @@ def _beats(left: OptionCost, right: OptionCost) -> bool:
 
 
 def _figures(cost: OptionCost) -> tuple[float, ...]:
-    return cost.time_us, cost.end_us, cost.state_bytes, cost.activation_bytes, cost.transient_bytes
+    """All that counts, less is better; what a schedule can hide counts on the other side."""
+    rest = cost.time_us - cost.weight_us
+    return (
+        cost.time_us, rest, cost.time_us - cost.forward_us, cost.forward_us, cost.end_us,
+        cost.state_bytes, cost.activation_bytes, cost.transient_bytes,
+    )  # fmt: skip
 
 
 def option_cost(setting: Setting, run: Run, option: Option) -> OptionCost:
-    """Price of a segment for the MILP; parameters that all its segments share with others are the stage's."""
-    data = setting.point.data_axis
+    """Price of a segment for the chain; parameters that all its segments share with others are the stage's."""
+    data = setting.data_axis
     alone = segment_cost(setting, option, _own(setting, run))
     return OptionCost(
         time_us=alone.time_us,
+        forward_us=alone.forward_us + alone.forward_comm_us + alone.forward_data_us,
+        weight_us=alone.weight_us,
         end_us=alone.end_us,
-        state_bytes=sum(state_causes(alone.memory.params, data, setting.optimizer_states)),
+        state_bytes=sum(state_causes(alone.memory.params, data)),
         activation_bytes=alone.memory.activation_bytes,
         transient_bytes=sum(running_causes(alone.memory, data)),
     )
@@ -139,26 +246,27 @@ def _own(setting: Setting, run: Run) -> tuple[str, ...]:
     return tuple(name for position, name in enumerate(first) if not all(s.params[position] in shared for s in segments))
 
 
-def _chain(setting: Setting, runs: tuple[Run, ...], rows: tuple[tuple[Priced, ...], ...]) -> ChainProblem:
+def chain_of(setting: Setting, priced: PricedRuns, cuts: tuple[int, ...] | None) -> ChainProblem:
+    """The problem of level 2 at a point."""
     point = setting.point
+    last = point.num_stages - 1
     send = max((setting.send_us(position) for position in range(1, len(setting.sg.segments))), default=0.0)
-    shared = shared_params(setting.sg)
-    readers = tuple(tuple(r for r, run in enumerate(runs) if _reads(setting, run, name)) for name in shared)
     return ChainProblem(
-        lengths=tuple(run.length for run in runs),
-        options=tuple(tuple(price for _, price in row) for row in rows),
+        lengths=tuple(run.length for run in priced.runs),
+        options=tuple(tuple(price for _, price in row) for row in priced.rows),
         stages=tuple(
-            StageLimits(
-                in_flight=point.in_flight(s),
-                fixed_us=send * ((s > 0) + (s < point.pp - 1)),
-                fixed_bytes=point.in_flight(s) * setting.prelude_bytes,
-            )
-            for s in range(point.pp)
+            StageLimits(fixed_us=send * ((s > 0) + (s < last)), fixed_bytes=setting.prelude_bytes)
+            for s in range(point.num_stages)
         ),
+        ranks=ranks_of(point),
+        in_flight=flying_of(point),
         num_microbatches=point.num_microbatches,
+        bubble_share=bubble_of(point).share,
+        bubble_rows=scaled_rows(point),
         memory_bytes=max(1, setting.cluster.memory_bytes - ROUNDING_BYTES),
-        shared=tuple(_shared(setting, runs, rows, name, at) for name, at in zip(shared, readers, strict=True)),
-        readers=readers,
+        shared=priced.shared,
+        readers=priced.readers,
+        cuts=cuts,
     )
 
 
@@ -166,58 +274,66 @@ def _reads(setting: Setting, run: Run, name: str) -> bool:
     return any(name in s.params for s in setting.sg.segments[run.start : run.start + run.length])
 
 
-def _shared(
-    setting: Setting, runs: tuple[Run, ...], rows: tuple[tuple[Priced, ...], ...], name: str, readers: tuple[int, ...]
-) -> SharedParam:
+def _shared(setting: Setting, runs: tuple[Run, ...], rows: Rows, name: str, readers: tuple[int, ...]) -> SharedParam:
     run = runs[readers[0]]
     index = next(i for i in range(run.start, run.start + run.length) if name in setting.sg.segments[i].params)
     params: ParamBytes = param_of(setting, rows[readers[0]][0][0], *in_class(setting.sg, index, (name,)))
-    end = optimizer_us(setting, params) + scatter_us(setting, params)
-    if setting.point.pp > 1:
+    issued = data_collectives(setting, params, params, sharing(setting, False))
+    end = optimizer_us(setting, params) + time_us(setting, issued, "end") + time_us(setting, issued, "last backward")
+    if setting.point.num_stages > 1:
         end += tied_us(setting, params, 2)
-    end += setting.collective_us(CollectiveKind.ALL_REDUCE, data_sum_bytes(setting, params), setting.groups.data)
-    data = setting.point.data_axis
-    gathered = params.gathered + params.trainable if data.is_sharded else params.trainable
-    return SharedParam(state_bytes=sum(state_causes(params, data, setting.optimizer_states)) + gathered, end_us=end)
+    data = setting.data_axis
+    gathered = params.gathered if data.gathers else 0
+    gradients = data.gradient_bytes(params.trainable) if data.ranks > 1 else 0
+    return SharedParam(state_bytes=sum(state_causes(params, data)) + gathered + gradients, end_us=end)
 
 
 def step_amounts(setting: Setting, stages: Sequence[StageCost]) -> Amounts:
     """Time of a step by cause.
 
-    A pipeline takes the time of its slowest stage for every microbatch, plus one pass through each other stage (the
-    bubble), plus the longest work at the end of a step.
+    A pipeline takes the time of its slowest rank for every microbatch, plus the bubble of its schedule, plus the
+    longest work at the end of a step.
     """
     m = setting.point.num_microbatches
-    slowest = max(stages, key=lambda stage: stage.time_us)
-    last = max(stages, key=lambda stage: stage.end_us)
+    ranks = [[stages[s] for s in mine] for mine in ranks_of(setting.point)]
+    slowest = max(ranks, key=lambda rank: sum(stage.time_us for stage in rank))
+    last = max(ranks, key=lambda rank: sum(stage.end_us for stage in rank))
     loss_data, loss_pipeline = _loss_us(setting)
+    held = sum(stage.held_us[0] + stage.held_us[1] for stage in slowest)
+    once = sum(stage.held_us[2] + stage.tied_us for stage in last)
     by_cause = (
         ("compute", m * _sum(slowest, lambda s: s.compute_us)),
-        (
-            "tensor communication",
-            m * _sum(slowest, lambda s: s.forward_comm_us + s.backward_comm_us) + _sum(last, lambda s: s.tensor_end_us),
-        ),
+        ("tensor communication", m * _sum(slowest, lambda s: s.comm_us) + _sum(last, lambda s: s.tensor_end_us)),
         (
             "data communication",
-            m * (_sum(slowest, lambda s: s.gather_us) + 2 * slowest.held_gather_us)
-            + _sum(last, lambda s: s.data_end_us)
-            + last.held_scatter_us
-            + last.tied_us
-            + loss_data,
+            m * (_sum(slowest, lambda s: s.data_us) + held) + _sum(last, lambda s: s.data_end_us) + once + loss_data,
         ),
-        ("pipeline communication", m * slowest.send_us + loss_pipeline),
-        ("bubble", sum(stage.time_us for stage in stages) - slowest.time_us),
+        ("pipeline communication", m * sum(sum(stage.send_us) for stage in slowest) + loss_pipeline),
+        ("bubble", bubble_us(setting, ranks)),
         ("optimizer", _sum(last, lambda s: s.optimizer_us)),
     )
     return Amounts(by_cause=by_cause)
 
 
-def _sum(stage: StageCost, term: Callable[[SegmentCost], float]) -> float:
-    return sum(map(term, stage.segments))
+def bubble_us(setting: Setting, ranks: Sequence[Sequence[StageCost]]) -> float:
+    """Time in which the slowest rank waits, by the closed form of the schedule."""
+    times = [sum(stage.time_us for stage in rank) for rank in ranks]
+    everything = [stage for rank in ranks for stage in rank]
+    parts = (
+        sum(stage.forward_us for stage in everything),
+        sum(stage.backward_us - stage.weight_us for stage in everything),
+        sum(stage.weight_us for stage in everything),
+    )
+    hidden = min(sum(h * part for h, part in zip(row, parts, strict=True)) for row in scaled_rows(setting.point))
+    return max(0.0, bubble_of(setting.point).share * (sum(times) - max(times) - hidden))
+
+
+def _sum(rank: Sequence[StageCost], term: Callable[[SegmentCost], float]) -> float:
+    return sum(term(segment) for stage in rank for segment in stage.segments)
 
 
 def _loss_us(setting: Setting) -> tuple[float, float]:
-    """Summing the loss over the data axis, and sending it to every stage."""
+    """Summing the loss over the data ranks, and sending it to every stage."""
     num_bytes = loss_bytes(setting)
     data = setting.collective_us(CollectiveKind.ALL_REDUCE, num_bytes, setting.groups.data)
     return data, setting.collective_us(CollectiveKind.BROADCAST, num_bytes, setting.groups.pipeline)

@@ -1,30 +1,47 @@
-"""What each class of segments can cost, solved once per (tensor degree, microbatch size, boundary) and kept.
+"""What each class of segments can cost, solved once per (degrees, microbatch size, boundary) and kept.
 
-The prices of the ILP sweep from "time alone" to "parameters are dear"; each distinct answer is a *variant* of the
-class. A variant x a way to recompute is an *option*. Level 2 chooses an option per segment.
+The prices of the ILP sweep from "time alone" to "memory is dear"; each distinct answer is a *variant* of the class. A
+variant x a way to recompute is an *option*. Level 2 chooses an option per segment. With a context axis its split is
+settled first (``context.py``), and the tensor axis is solved on what is left of each shape.
 """
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autoplan.cluster import Cluster, Group
 from autoplan.cost import Collective, CostModel
-from autoplan.errors import InfeasibleError
-from autoplan.ir import SegmentedGraph
+from autoplan.errors import InfeasibleError, InputError
+from autoplan.ir import OpNode, Segment, SegmentedGraph
 from autoplan.plan.plan import RECOMPUTE, LayoutCost, Recompute
-from autoplan.sharding import CollectiveKind, Placement
+from autoplan.sharding import CollectiveKind, Placement, Strategy, local_shape
 from autoplan.solver.batch import BatchSplit
-from autoplan.solver.block import solve_block
+from autoplan.solver.block import solve_block, solve_sweep
 from autoplan.solver.build import Model, build_problem, make_model
 from autoplan.solver.choice import Choice, Resolved, resolve
+from autoplan.solver.constraints import Constraints, constrain
+from autoplan.solver.context import Context, context_model, make_context
+from autoplan.solver.context_cost import context_bytes, context_collectives
+from autoplan.solver.experts import dispatch_bytes, expert_nodes, expert_params
 from autoplan.solver.milp import SolveState
-from autoplan.solver.options import largest_buffer_bytes, layout_cost
+from autoplan.solver.options import count_collectives, largest_buffer_bytes, layout_cost
 from autoplan.solver.problem import Axis, Prices, Problem
 
 Fixed = dict[str, Placement]
 Slot = tuple[int, str]
 """A class and the name of one of its parameters in the first segment of the class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class TableKey:
+    """What a table depends on: degrees, where the context axis lies, the microbatch and the boundary."""
+
+    tp: int
+    cp: int = 1
+    cp_per_node: int = 1
+    microbatch: int
+    sequence: bool
+    """Whether what crosses between segments is split along dim 1 on the tensor axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +55,22 @@ class Option:
     cost: LayoutCost
     buffer_bytes: int
     """Largest collective inside."""
+    experts: frozenset[str] = frozenset()
+    """Those of its parameters that are weights of experts."""
+    dispatch_bytes: int = 0
+    """What a rank hands to one all-to-all of its tokens, all expert ops of the segment together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The options of every class, at one tensor degree, microbatch size and boundary."""
+    """The options of every class, at one key."""
 
+    key: TableKey
     options: tuple[tuple[Option, ...], ...]
     """By class."""
     states: frozenset[SolveState]
     """How the ILPs behind it ended."""
+    context: Context | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +81,13 @@ class Tables:
     split: BatchSplit
     cluster: Cluster
     cost: CostModel
-    recompute: Recompute | None
+    recompute: tuple[Recompute, ...] = RECOMPUTE
+    """Ways to recompute that may be chosen."""
+    constraints: Constraints = Constraints()
     models: dict[int, Model] = field(default_factory=dict, repr=False)
-    made: dict[tuple[int, int, bool], Table] = field(default_factory=dict, repr=False)
+    contexts: dict[tuple[int, int, int, int], tuple[Context, Model]] = field(default_factory=dict, repr=False)
+    axes: dict[int, Axis] = field(default_factory=dict, repr=False)
+    made: dict[TableKey, Table] = field(default_factory=dict, repr=False)
 
     def model(self, microbatch: int) -> Model:
         """The model with the shapes of one microbatch of that many samples."""
@@ -69,45 +96,118 @@ class Tables:
             self.models[microbatch] = make_model(self.sg, self.split, parts)
         return self.models[microbatch]
 
-    def table(self, tp: int, microbatch: int, sequence: bool) -> Table:
-        """Options of every class; ``sequence`` splits what crosses between segments along dim 1."""
-        key = tp, microbatch, sequence
+    def context(self, key: TableKey) -> tuple[Context | None, Model]:
+        """The split of the sequence, and the model as one rank of the context axis sees it."""
+        model = self.model(key.microbatch)
+        if key.cp == 1:
+            return None, model
+        found = key.cp, key.cp_per_node, key.microbatch, key.tp
+        if found not in self.contexts:
+            axis = Axis(group=Group(size=key.cp, per_node=key.cp_per_node), cost=self.cost)
+            context = make_context(model, self.split, axis, tensor_degree=key.tp)
+            self.contexts[found] = context, context_model(model, context)
+        return self.contexts[found]
+
+    def table(self, key: TableKey) -> Table:
+        """Options of every class."""
         if key not in self.made:
-            self.made[key] = self._make(tp, microbatch, sequence)
+            self.made[key] = self._make(key)
         return self.made[key]
 
-    def problems(self, tp: int, microbatch: int, sequence: bool) -> tuple[Problem, ...]:
-        """The problem of every class."""
-        axis = Axis(group=Group(size=tp, per_node=min(tp, self.cluster.devices_per_node)), cost=self.cost)
-        model = self.model(microbatch)
-        kinds = range(len(self.sg.kind_names))
-        return tuple(build_problem(model, self.sg.representative(kind), axis, sequence) for kind in kinds)
+    def problems(self, key: TableKey) -> tuple[Problem, ...]:
+        """The problem of every class on the tensor axis."""
+        _, model = self.context(key)
+        axis = self._axis(key.tp)
+        return tuple(self._problem(model, self.sg.representative(k), axis, key) for k in range(len(self.sg.kind_names)))
 
-    def _make(self, tp: int, microbatch: int, sequence: bool) -> Table:
-        problems = self.problems(tp, microbatch, sequence)
-        prices = sweep(self.cluster, self.cost, tp)
-        fixed = fix_shared(self.sg, problems, prices[-1])
+    def _axis(self, tp: int) -> Axis:
+        if tp not in self.axes:
+            group = Group(size=tp, per_node=min(tp, self.cluster.devices_per_node))
+            self.axes[tp] = Axis(group=group, cost=self.cost)
+        return self.axes[tp]
+
+    def _problem(self, model: Model, segment: Segment, axis: Axis, key: TableKey) -> Problem:
+        problem = build_problem(model, segment, axis, key.sequence)
+        return constrain(problem, segment, model.nodes, self.constraints) if axis.degree > 1 else problem
+
+    def _make(self, key: TableKey) -> Table:
+        problems = self.problems(key)
+        context, model = self.context(key)
+        prices = sweep(self.cluster, self.cost, key.tp)
+        fixed = fix_shared(self.sg, problems, prices[1])
         states: set[SolveState] = set()
         options = []
         for kind, problem in enumerate(problems):
             variants = solve_variants(problem, prices, fixed[kind], states)
-            options.append(self._options(kind, variants))
-        return Table(options=tuple(options), states=frozenset(states))
+            options.append(self._options(kind, variants, model, context, key))
+        return Table(key=key, options=tuple(options), states=frozenset(states), context=context)
 
-    def _options(self, kind: int, variants: tuple[Resolved, ...]) -> tuple[Option, ...]:
-        wanted = RECOMPUTE if self.recompute is None else (self.recompute,)
+    def _options(
+        self, kind: int, variants: tuple[Resolved, ...], model: Model, context: Context | None, key: TableKey
+    ) -> tuple[Option, ...]:
         return tuple(
-            Option(
-                name=f"{self.sg.kind_names[kind]}.{'abcdefgh'[index]}.{recompute}",
-                kind=kind,
-                recompute=recompute,
-                resolved=variant,
-                cost=layout_cost(variant, recompute),
-                buffer_bytes=largest_buffer_bytes(variant),
-            )
+            self.option(kind, variant, recompute, model, context, key, index)
             for index, variant in enumerate(variants)
-            for recompute in wanted
+            for recompute in self.recompute
         )
+
+    def option(
+        self, kind: int, variant: Resolved, recompute: Recompute, model: Model, context: Context | None,
+        key: TableKey, index: int,
+    ) -> Option:  # fmt: skip
+        """A variant with a way to recompute, priced on all axes of the model."""
+        nodes = expert_nodes(model.nodes[name] for name in self.sg.representative(kind).nodes)
+        cost = layout_cost(variant, recompute)
+        buffers = largest_buffer_bytes(variant)
+        if context is not None:
+            cost, largest = _with_context(cost, variant, recompute, context, kind, key, self.cost)
+            buffers = max(buffers, largest)
+        chosen = {node.name: candidate.strategy for node, candidate in variant.nodes}
+        return Option(
+            name=f"{self.sg.kind_names[kind]}.{_letters(index)}.{recompute}",
+            kind=kind,
+            recompute=recompute,
+            resolved=variant,
+            cost=cost,
+            buffer_bytes=buffers,
+            experts=frozenset(name for node in nodes for name in expert_params(node)),
+            dispatch_bytes=sum(_dispatch(model, node, chosen[node.name], key.tp) for node in nodes),
+        )
+
+
+def _letters(index: int) -> str:
+    """a, b, ..., z, aa, ab, ..."""
+    head, tail = divmod(index, 26)
+    return (_letters(head - 1) if head else "") + "abcdefghijklmnopqrstuvwxyz"[tail]
+
+
+def _dispatch(model: Model, node: OpNode, strategy: Strategy, tp: int) -> int:
+    seen = model.metas_for(node)
+    local = tuple(
+        replace(seen[name], shape=local_shape(seen[name].shape, place, tp, 0))
+        for name, place in zip(node.operands, strategy.inputs, strict=True)
+    )
+    return dispatch_bytes(node, local)
+
+
+def _with_context(
+    cost: LayoutCost, variant: Resolved, recompute: Recompute, context: Context, kind: int, key: TableKey,
+    model: CostModel,
+) -> tuple[LayoutCost, int]:  # fmt: skip
+    """The cost with what the context axis adds, and the largest of its collectives."""
+    forward, backward = context_collectives(context, kind, variant.sources, key.tp)
+    extra = context_bytes(context, kind, variant.sources, key.tp, recompute)
+    again = forward if recompute == "full" else []
+    backward_us = sum(map(model.collective_us, [*backward, *again]))
+    found = replace(
+        cost,
+        forward_comm_us=cost.forward_comm_us + sum(map(model.collective_us, forward)),
+        backward_comm_us=cost.backward_comm_us + backward_us,
+        activation_bytes=cost.activation_bytes + extra.kept,
+        transient_bytes=cost.transient_bytes + extra.transient,
+        collectives=cost.collectives + count_collectives("cp", [*forward, *backward, *again]),
+    )
+    return found, max((each.num_bytes for each in (*forward, *backward)), default=0)
 
 
 def sweep(cluster: Cluster, cost: CostModel, tp: int) -> tuple[Prices, ...]:
@@ -125,8 +225,7 @@ def solve_variants(
     if problem.degree == 1:
         return (resolve(problem, trivial_choice(problem)),)
     found: dict[Choice, None] = {}
-    for price in prices:
-        solution = solve_block(problem, price, fixed)
+    for solution in solve_sweep(problem, prices, fixed):
         states.add(solution.state)
         if solution.choice is None:
             raise InfeasibleError(
@@ -173,8 +272,15 @@ def fix_shared(sg: SegmentedGraph, problems: tuple[Problem, ...], prices: Prices
         return fixed
     uses = [sum(segment.kind == kind for segment in sg.segments) for kind in range(len(problems))]
     for group in shared_slots(sg):
+        possible = _placements(problems, group)
+        if not possible:
+            names = ", ".join(sorted({name.removeprefix("param:") for _, name in group}))
+            raise InputError(
+                f"what is pinned, forbidden and kept leaves {names}, which several segments share, no placement that "
+                "suits them all; free one of them"
+            )
         best = min(
-            _placements(problems, group), key=lambda place: _joint_cost(problems, uses, fixed, group, place, prices)
+            possible, key=lambda place: _joint_cost(problems, uses, fixed, group, place, prices)
         )
         for kind, name in group:
             fixed[kind][name] = best

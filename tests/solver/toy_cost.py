@@ -27,5 +27,8 @@ class ToyCost:
         moved = collective.num_bytes * _VOLUME.get(collective.kind, 1.0) * (1 - 1 / collective.group.size)
         return self.latency_us + moved / self.link_bytes_per_us / (1 if not collective.group.crosses_nodes else 0.25)
 
+    def peak_flops_per_s(self, dtype: str) -> float:
+        return 1e12
+
     def host_copy_us(self, num_bytes: int) -> float:
         return self.latency_us + num_bytes / self.host_bytes_per_us if num_bytes else 0.0
