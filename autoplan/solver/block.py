@@ -104,7 +104,8 @@ def solve(
 ) -> BlockSolution:
     """As ``solve_block``, of a problem that was prepared."""
     start, fixed = time.monotonic(), fixed or {}
-    if block.network(prices).plan.largest <= limits.direct:
+    time_alone = Prices()  # what is kept for backward only adds tables, so this decides most cases
+    if all(block.network(each).plan.largest <= limits.direct for each in (time_alone, prices)):
         return _eliminate(block.network(prices), prices, fixed, start)
     relaxed = block.network(prices, relaxed=True)
     if relaxed.plan.largest > limits.most:
