@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from record import record
@@ -44,6 +44,8 @@ class Timing:
     startup_s: float | None = None
     trace_s: float | None = None
     search_s: float | None = None
+    cpu_s: float = 0.0
+    """Of all cores, user and system: what an idle machine would tell too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,7 @@ def _measure(row: Row, scratch: Path, title: str, err: Console) -> Measured:
     return Measured(
         row=row,
         command=" ".join(["autoplan", *search, "plan.json"]),
-        timing=_timing(ended.lines, plan_file.stat().st_mtime - ended.started if written else ended.wall_s),
+        timing=_timing(ended, plan_file.stat().st_mtime - ended.started if written else ended.wall_s),
         peak_bytes=ended.peak_bytes,
         exit_code=ended.exit_code,
         answer=_answer(plan_file) if written else None,
@@ -136,6 +138,7 @@ class _Ended:
 
     started: float
     wall_s: float
+    cpu_s: float
     lines: tuple[tuple[float, str], ...]
     peak_bytes: int
     exit_code: int
@@ -161,18 +164,21 @@ def _run(command: list[str], show: Callable[[str], None]) -> _Ended:
     return _Ended(
         started=started,
         wall_s=time.time() - started,
+        cpu_s=usage.ru_utime + usage.ru_stime,
         lines=tuple(lines),
         peak_bytes=kib * 1024,
         exit_code=process.returncode,
     )
 
 
-def _timing(lines: tuple[tuple[float, str], ...], wall_s: float) -> Timing:
-    traced = next((at for at, line in lines if line.startswith(TRACING)), None)
-    searched = next((at for at, line in lines if line.startswith(SEARCHING)), None)
+def _timing(ended: _Ended, wall_s: float) -> Timing:
+    """Phases by the progress lines that begin them; ``wall_s`` is when the plan was written."""
+    whole = Timing(wall_s=wall_s, cpu_s=ended.cpu_s)
+    traced = next((at for at, line in ended.lines if line.startswith(TRACING)), None)
+    searched = next((at for at, line in ended.lines if line.startswith(SEARCHING)), None)
     if traced is None or searched is None:
-        return Timing(wall_s=wall_s)
-    return Timing(wall_s=wall_s, startup_s=traced, trace_s=searched - traced, search_s=wall_s - searched)
+        return whole
+    return replace(whole, startup_s=traced, trace_s=searched - traced, search_s=wall_s - searched)
 
 
 def _answer(plan_file: Path) -> Answer:
@@ -209,16 +215,29 @@ def _table(found: list[Measured]) -> Table:
     table = Table(box=box.SIMPLE)
     for name in ("row", "cluster"):
         table.add_column(name, no_wrap=True)
-    for name in ("wall s", "at most", "start", "trace", "search", "peak GB", "solved", "bounded", "refused", "gap %"):
+    for name in (
+        "wall s",
+        "at most",
+        "start",
+        "trace",
+        "search",
+        "cpu s",
+        "peak GB",
+        "solved",
+        "bounded",
+        "refused",
+        "gap %",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict")
     for one in found:
         timing, answer = one.timing, one.answer
         counts = (answer.num_solved, answer.num_bounded, answer.num_refused) if answer else ("-",) * 3
+        gap = f"{100 * answer.gap:.2f}" if answer else "-"
+        phases = [*map(_seconds, (timing.startup_s, timing.trace_s, timing.search_s, timing.cpu_s))]
         table.add_row(
-            one.row.name, one.row.cluster, f"{timing.wall_s:.1f}", f"{one.row.limit_s:g}", _seconds(timing.startup_s),
-            _seconds(timing.trace_s), _seconds(timing.search_s), f"{one.peak_bytes / 1e9:.2f}", *map(str, counts),
-            f"{100 * answer.gap:.2f}" if answer else "-", escape(_verdict(one)),
+            one.row.name, one.row.cluster, f"{timing.wall_s:.1f}", f"{one.row.limit_s:g}", *phases,
+            f"{one.peak_bytes / 1e9:.2f}", *map(str, counts), gap, escape(_verdict(one)),
         )  # fmt: skip
     return table
 

@@ -71,6 +71,14 @@ def test_more_work_takes_no_less(work: Work, profile: Profile, flops: int, num_b
 
 @fast
 @given(works, profiles)
+def test_half_the_work_takes_at_least_half_as_long(work: Work, profile: Profile) -> None:
+    half = replace(work, flops=work.flops // 2, num_bytes=work.num_bytes // 2)
+    whole = replace(work, flops=2 * half.flops, num_bytes=2 * half.num_bytes)
+    assert 2 * model_of(profile).compute_us(half) >= model_of(profile).compute_us(whole) * (1 - 1e-12)
+
+
+@fast
+@given(works, profiles)
 def test_faster_memory_takes_no_more(work: Work, profile: Profile) -> None:
     faster = replace(profile, memory_bytes_per_us=2 * profile.memory_bytes_per_us)
     assert model_of(faster).compute_us(work) <= model_of(profile).compute_us(work)
@@ -107,6 +115,14 @@ def test_collectives_are_never_faster_than_the_wire(collective: Collective, prof
 def test_more_bytes_take_no_less(collective: Collective, profile: Profile, num_bytes: int) -> None:
     more = replace(collective, num_bytes=collective.num_bytes + num_bytes)
     assert model_of(profile).collective_us(more) >= model_of(profile).collective_us(collective)
+
+
+@fast
+@given(collectives, profiles)
+def test_half_the_bytes_take_at_least_half_as_long(collective: Collective, profile: Profile) -> None:
+    half = replace(collective, num_bytes=collective.num_bytes // 2)
+    whole = replace(collective, num_bytes=2 * half.num_bytes)
+    assert 2 * model_of(profile).collective_us(half) >= model_of(profile).collective_us(whole) * (1 - 1e-12)
 
 
 @fast
@@ -170,6 +186,12 @@ def test_exact_compute() -> None:
     fused = replace(add, launches=0)
     assert H100.compute_us(fused) == pytest.approx(1e9 / (3.35e6 * 0.85))
     assert profile.launch_us == 4.0
+
+
+def test_peaks_are_those_of_matrix_work() -> None:
+    assert H100.peak_flops_per_s("bfloat16") == 989e12
+    assert H100.peak_flops_per_s("float32") == 67e12
+    assert H100.peak_flops_per_s("int8") == 0.0
 
 
 def test_exact_collectives() -> None:
