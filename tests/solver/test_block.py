@@ -83,7 +83,8 @@ def random_problem(seed: int, num_nodes: int, *, most_candidates: int = 3, most_
         ValueProblem(name=name, meta=metas, origin="node", needs_grad=rng.random() < 0.8, sources=())
         for name in names[2:]
     ]
-    outputs = ((names[-1], rng.choice((None, REPLICATE, Shard(1)))),)
+    leaving = dict.fromkeys((names[-1], rng.choice(names[2:])))
+    outputs = tuple((name, rng.choice((None, REPLICATE, Shard(1)))) for name in leaving)
     return make_problem(tuple(nodes), tuple(values), outputs, AXIS)
 
 
