@@ -35,6 +35,7 @@ from autoplan.solver.problem import Axis, Prices, Problem, ValueProblem, make_pr
 from autoplan.solver.rules_context import ContextSetting, segment_strategies
 from autoplan.solver.work import ATTENTION_OPS
 
+FASTEST = Prices()
 _Origin = Literal["param", "input", "given", "node"]
 _SEQUENCE_NDIM = 3
 """A value that crosses between segments as [samples, positions, channels] tells the length of the sequence."""
@@ -87,10 +88,12 @@ def context_degrees(sg: SegmentedGraph, split: BatchSplit, cluster: Cluster) -> 
     return tuple(degree for degree in divisors(cluster.num_devices) if degree == 1 or length % (2 * degree) == 0)
 
 
-def make_context(model: Model, split: BatchSplit, axis: Axis, *, tensor_degree: int = 1) -> Context:
-    """The fastest split of every class over ``axis``.
+def make_context(
+    model: Model, split: BatchSplit, axis: Axis, *, tensor_degree: int = 1, prices: Prices = FASTEST
+) -> Context:
+    """The best split of every class over ``axis``, at ``prices`` (time alone without them).
 
-    ``tensor_degree`` forbids attention by exchanged heads where fewer heads would be left than the tensor axis needs.
+    ``tensor_degree`` forbids attention by exchanged heads where the tensor axis could not split those that are left.
     """
     length = sequence_length(model.sg)
     assert length is not None, "ask obstacle() first"
@@ -105,7 +108,9 @@ def make_context(model: Model, split: BatchSplit, axis: Axis, *, tensor_degree: 
     crossing = {name: setting.positions(name) for name in sorted(crossing_values(model.sg))}
     kinds = range(len(model.sg.kind_names))
     problems = (_problem(setting, model.sg.representative(kind), axis, crossing) for kind in kinds)
-    return Context(degree=axis.degree, resolved=tuple(map(_solved, problems)), crossing=crossing)
+    return Context(
+        degree=axis.degree, resolved=tuple(_solved(problem, prices) for problem in problems), crossing=crossing
+    )
 
 
 def _samples(model: Model) -> int:
@@ -144,8 +149,8 @@ def _value(model: Model, name: str, origin: _Origin, sources: tuple[Placement, .
     return ValueProblem(name=name, meta=meta, origin=origin, needs_grad=model.needs_grad(name), sources=sources)
 
 
-def _solved(problem: Problem) -> Resolved:
-    solution = solve_block(problem, Prices())
+def _solved(problem: Problem, prices: Prices) -> Resolved:
+    solution = solve_block(problem, prices)
     if solution.choice is None:
         raise InfeasibleError(
             f"no split of the sequence was found for a class of segments ({solution.state.value}): raise the time "

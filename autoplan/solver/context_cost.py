@@ -5,6 +5,7 @@ their size. The gradients of parameters, and the loss, are summed over the axis 
 ranks, and are no part of this. Cutting a whole value of the prelude is local and happens once for all segments.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -13,9 +14,10 @@ from autoplan.cluster import Group
 from autoplan.cost import Collective
 from autoplan.plan.plan import Recompute
 from autoplan.sharding import REPLICATE, CollectiveKind, Placement, local_shape
+from autoplan.solver.build import Model
 from autoplan.solver.choice import Resolved, base_storages, saved_storages
 from autoplan.solver.context import Context
-from autoplan.solver.problem import Storage, ValueProblem
+from autoplan.solver.problem import Storage, ValueProblem, local_bytes
 
 TensorSources = Mapping[str, Placement]
 """Value of the first segment of a class to how the tensor axis makes it; whole where it is missing."""
@@ -84,6 +86,35 @@ def context_bytes(
         case _:
             assert_never(recompute)
     return ContextBytes(kept=kept, transient=_working_extra(resolved, size) + max(0, everything - kept))
+
+
+def prelude_bytes(model: Model, context: Context) -> int:
+    """Bytes of what the segments read from the prelude, per microbatch on one rank of the context axis.
+
+    A value that every segment reads as the same part (a mask for its own queries) is kept as that part.
+    ``model`` is the one that the context was made for.
+    """
+    sg, metas = model.sg, model.graph.metas
+    read: dict[str, set[Placement]] = {name: set() for node in sg.prelude for name in model.nodes[node].results}
+    for segment in sg.segments:
+        wanted = _wanted(context.resolved[segment.kind])
+        for name, first in zip(segment.inputs, sg.representative(segment.kind).inputs, strict=True):
+            if name in read:
+                read[name] |= wanted[first]
+    return sum(
+        local_bytes(metas[name], next(iter(places)) if len(places) == 1 else REPLICATE, context.degree)
+        for name, places in read.items()
+        if places
+    )
+
+
+def _wanted(resolved: Resolved) -> Mapping[str, set[Placement]]:
+    """Every placement in which a value is read."""
+    found: dict[str, set[Placement]] = defaultdict(set)
+    for node, candidate in resolved.nodes:
+        for name, place in zip(node.operands, candidate.strategy.inputs, strict=True):
+            found[name].add(place)
+    return found
 
 
 def _sizes(context: Context, kind: int, tensor_sources: TensorSources, tp: int) -> _Sizes:
