@@ -221,10 +221,10 @@ def _facts(
     )
 
 
-def _wanted(node: NodeProblem, name: str) -> list[set[Placement]]:
+def _wanted(node: NodeProblem, name: str) -> list[dict[Placement, None]]:
     """Per candidate, the placements in which the node reads a value."""
     positions = [i for i, operand in enumerate(node.operands) if operand == name]
-    return [{c.strategy.inputs[i] for i in positions} for c in node.candidates]
+    return [dict.fromkeys(c.strategy.inputs[i] for i in positions) for c in node.candidates]
 
 
 def _masks(bits: Mapping[Placement, int], sets: Iterable[Iterable[Placement]]) -> Masks:
