@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,14 @@ from autoplan.trace.compat import fake_mode, is_fake
 from autoplan.trace.experts import experts_as_one_op
 from autoplan.trace.export import MODEL_PREFIX, Adapter, export_program
 from autoplan.trace.fakes import disable_cache, fake_like, weightless_copy
+from autoplan.trace.fold import CannotFold, Fold, fold_layers
 from autoplan.trace.inputs import Baked, Inputs, InputSpec, as_call, checked_leaves, guess_batch_dims, input_spec
 from autoplan.trace.lower import lower
 from autoplan.trace.names import ModelNames, model_names, tensor_meta
 from autoplan.trace.simplify import reached_by_params, simplify
 from autoplan.trace.tree import Structure, flatten, leaf_paths, unflatten
+from autoplan.trace.unfold import Unfold, find_regions, refuse_hidden_marks
+from autoplan.trace.writes import refuse_shared_writes
 
 log = logging.getLogger(__name__)
 
@@ -55,30 +59,79 @@ def trace_model(
     """
     started = time.perf_counter()
     args, kwargs = as_call(inputs)
-    kind = _torch_dtype(dtype)
     leaves, spec = input_spec(model, args, kwargs)
     dims = _dims_by_leaf(leaves, flatten((*args, kwargs))[0], batch_dims)
+    call = _Call(model=model, leaves=tuple(leaves), spec=spec, dims=tuple(dims), dtype=_torch_dtype(dtype))
+    traced = _folded(call) or _trace(_copied(call), None)
+    log.info(
+        "traced %d nodes of %s in %.1f s",
+        len(traced.graph.nodes), type(model).__name__, time.perf_counter() - started,
+    )  # fmt: skip
+    return traced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    model: nn.Module
+    leaves: tuple[object, ...]
+    spec: InputSpec
+    dims: tuple[int | None, ...]
+    dtype: torch.dtype | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copied:
+    """A call of a weightless copy of the model."""
+
+    call: _Call
+    adapter: Adapter
+    examples: list[object]
+    cache_off: bool
+
+
+def _copied(call: _Call) -> _Copied:
     with fake_mode():
-        copied = weightless_copy(model, kind)
+        copied = weightless_copy(call.model, call.dtype)
         cache_off = disable_cache(copied)
-        examples = [fake_like(leaf, kind) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        adapter = Adapter(copied, spec)
-    with experts_as_one_op(copied):
-        program = export_program(adapter, [leaf for leaf in examples if isinstance(leaf, Tensor)])
+        examples = [fake_like(leaf, call.dtype) if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
+        return _Copied(call=call, adapter=Adapter(copied, call.spec), examples=examples, cache_off=cache_off)
+
+
+def _folded(call: _Call) -> Traced | None:
+    """Trace with repeated layers folded; None where there are none, or where the result would not be certain."""
+    copied = _copied(call)
+    try:
+        fold = fold_layers(copied.adapter.model)
+        if fold is None:
+            return None
+        traced = _trace(copied, fold)
+        log.info("traced %d calls of layers, %d more are like them", len(fold.regions), len(fold.replays))
+        return traced
+    except Exception as error:  # whatever it is, the full trace will find it too, or does not have it
+        log.info("traced in full: %s", error)
+        return None
+
+
+def _trace(copied: _Copied, fold: Fold | None) -> Traced:
+    call, adapter = copied.call, copied.adapter
+    with experts_as_one_op(adapter.model):
+        tensors = [leaf for leaf in copied.examples if isinstance(leaf, Tensor)]
+        program = export_program(adapter, tensors, None if fold is None else partial(_check_writes, fold))
     out_spec = adapter.returned.structure
     assert out_spec is not None
-    entries = _graph_inputs(spec, examples, dims)
-    graph, constants = _build_graph(program, adapter.returned.baked, model_names(copied), entries)
+    if fold is not None:
+        fold.refuse_stand_ins(leaf[0] for leaf in adapter.returned.baked if leaf is not None)
+    entries = _graph_inputs(call.spec, copied.examples, call.dims)
+    graph, constants = _build_graph(program, adapter.returned.baked, model_names(adapter.model), entries, fold)
     graph = _with_loss(graph, out_spec)
     verify_graph(graph)
-    log.info("traced %d nodes of %s in %.1f s", len(graph.nodes), type(model).__name__, time.perf_counter() - started)
     return Traced(
         graph=graph,
-        in_spec=spec,
+        in_spec=call.spec,
         out_spec=out_spec,
-        training=model.training,
+        training=call.model.training,
         constants=constants,
-        notes=(_CACHE_NOTE,) if cache_off else (),
+        notes=(_CACHE_NOTE,) if copied.cache_off else (),
     )
 
 
@@ -115,7 +168,7 @@ def _dims_by_leaf(
     return [by_tensor[id(leaf)] if isinstance(leaf, Tensor) else None for leaf in leaves]
 
 
-def _graph_inputs(spec: InputSpec, examples: list[object], dims: list[int | None]) -> tuple[GraphInput, ...]:
+def _graph_inputs(spec: InputSpec, examples: list[object], dims: tuple[int | None, ...]) -> tuple[GraphInput, ...]:
     found: list[GraphInput] = []
     for path, leaf, dim in zip(leaf_paths(spec.structure), examples, dims, strict=True):
         if isinstance(leaf, Tensor):
@@ -125,10 +178,12 @@ def _graph_inputs(spec: InputSpec, examples: list[object], dims: list[int | None
 
 
 def _build_graph(
-    program: torch.export.ExportedProgram, baked: Baked, names: ModelNames, inputs: tuple[GraphInput, ...]
-) -> tuple[Graph, dict[str, Tensor]]:
+    program: torch.export.ExportedProgram, baked: Baked, names: ModelNames, inputs: tuple[GraphInput, ...],
+    fold: Fold | None,
+) -> tuple[Graph, dict[str, Tensor]]:  # fmt: skip
     placeholders = _placeholders(program, names)
-    nodes, flat = lower(program.graph_module, placeholders, MODEL_PREFIX)
+    stand = None if fold is None else _unfold(program, fold)
+    nodes, flat = lower(program.graph_module, placeholders, MODEL_PREFIX, stand)
     assert isinstance(flat, tuple)
     incoming = iter(flat)
     simple = simplify(nodes, tuple(next(incoming) if leaf is None else _plain(leaf[0]) for leaf in baked))
@@ -145,6 +200,24 @@ def _build_graph(
     )
     real = {value: t for value, t in tensors.items() if value.startswith("const:") and not is_fake(t)}
     return graph, real
+
+
+def _unfold(program: torch.export.ExportedProgram, fold: Fold) -> Unfold:
+    """What lowers the folded layers; CannotFold where the result would not be certain."""
+    if fold.broken:
+        raise CannotFold(fold.broken)
+    refuse_hidden_marks(program.graph_module)
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    tensors = {
+        str(spec.target).removeprefix(f"{MODEL_PREFIX}."): nodes[spec.arg.name]
+        for spec in program.graph_signature.input_specs
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER)
+    }
+    return Unfold(fold=fold, regions=find_regions(program.graph, fold, tensors), tensors=tensors)
+
+
+def _check_writes(fold: Fold, program: torch.export.ExportedProgram) -> None:
+    refuse_shared_writes(program.graph_module, _unfold(program, fold).regions)
 
 
 def _placeholders(program: torch.export.ExportedProgram, names: ModelNames) -> dict[str, Arg]:

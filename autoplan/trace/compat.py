@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules import module as _module
+from torch.overrides import _get_current_function_mode_stack
 
 INLINED_WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 """Higher-order ops that torch.export puts around a region; the region's graph is an attribute of the module."""
@@ -41,6 +44,24 @@ def mutates(target: object) -> bool:
     return isinstance(target, OpOverload) and target._schema.is_mutable
 
 
+def written_arguments(target: object) -> tuple[int, ...]:
+    """Positions of the arguments that an op writes to (``OpOverload._schema``)."""
+    arguments = target._schema.arguments if isinstance(target, OpOverload) else ()
+    return tuple(i for i, arg in enumerate(arguments) if arg.alias_info is not None and arg.alias_info.is_write)
+
+
+def memory_of(value: object) -> int | None:
+    """Identify the memory that a (fake) tensor lies in, None for anything else (``StorageWeakRef``)."""
+    return StorageWeakRef(value.untyped_storage()).cdata if isinstance(value, Tensor) else None
+
+
+def has_global_hooks() -> bool:
+    """Tell whether hooks for all modules are registered (``torch.nn.modules.module``)."""
+    return any(
+        found for name, found in vars(_module).items() if name.startswith("_global_") and name.endswith("_hooks")
+    )
+
+
 def is_random(name: str) -> bool:
     """Tell whether the op of this name draws random numbers (``OpOverload.tags``)."""
     target: object = torch.ops
@@ -52,3 +73,8 @@ def is_random(name: str) -> bool:
 def below_autograd() -> AbstractContextManager[None]:
     """Pass on a call to what is below autograd; an op with an autograd kernel of its own needs it there."""
     return torch._C._AutoDispatchBelowAutograd()
+
+
+def function_modes() -> tuple[int, ...]:
+    """Identify the modes that lie over torch's functions now (``_get_current_function_mode_stack``)."""
+    return tuple(id(type(mode)) for mode in _get_current_function_mode_stack())

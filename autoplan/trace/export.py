@@ -5,7 +5,7 @@ import gc
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -55,13 +55,20 @@ class Adapter(nn.Module):
         return tuple(leaf for leaf in out_leaves if isinstance(leaf, Tensor))
 
 
-def export_program(adapter: Adapter, tensors: list[Tensor]) -> torch.export.ExportedProgram:
-    """Export without in-place ops; buffers and inputs that the model writes to are refused."""
+def export_program(
+    adapter: Adapter, tensors: list[Tensor], before: Callable[[torch.export.ExportedProgram], None] | None = None
+) -> torch.export.ExportedProgram:
+    """Export without in-place ops; buffers and inputs that the model writes to are refused.
+
+    ``before`` sees the program while in-place ops are still in it, should there be any.
+    """
     with _user_errors(type(adapter.model).__name__), _no_collection():
         program = torch.export.export(adapter, tuple(tensors), strict=False)
         _refuse_hidden_no_grad(program.graph_module)
         _detach_no_grad_regions(program.graph_module)
         if _needs_functional_form(program.graph_module):
+            if before is not None:
+                before(program)
             program = program.run_decompositions({})
     signature = program.graph_signature
     for name in signature.buffers_to_mutate.values():

@@ -2,11 +2,12 @@
 
 In: an exported program whose ops write to nothing. Out: nodes with torch's arguments as plain data. Assertions
 and ops that change nothing (``to`` the same dtype, dropout with probability 0) disappear; regions that
-torch.export wraps in a higher-order op are inlined.
+torch.export wraps in a higher-order op are inlined. Names are positions until ``simplify`` gives the final ones.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, fx
@@ -25,21 +26,59 @@ _ALIASES = ("aten.alias.default", "aten.lift_fresh_copy.default", "aten.lift_fre
 _CASTS = ("aten.to.", "aten._to_copy.", "aten.type_as.")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Nodes of one layer that are lowered as those of another."""
+
+    old: str
+    new: str
+    """Paths of the two."""
+    mark: str
+    call: str
+    """Where the one was called, and where the other is: stacks as text, outermost line first."""
+
+    def path(self, path: str) -> str:
+        """Module path in the other layer."""
+        return self.new + path.removeprefix(self.old)
+
+    def stack(self, stack: str) -> str:
+        """The stack with what it shares with the one call replaced by the other."""
+        lines, mark = stack.splitlines(), self.mark.splitlines()
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(lines, mark, strict=False)) if a != b), min(len(lines), len(mark))
+        )
+        return "\n".join([*self.call.splitlines(), *lines[shared:]])
+
+
+class Stand(Protocol):
+    """Lowers ops that stand for something else."""
+
+    def lower(self, state: "Lowered", node: fx.Node) -> bool:
+        """Lower a node if it is such an op; tell whether it was."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Lowered:
     """Nodes made so far, and what each FX node has become: a value, or a tuple of values."""
 
     wrapper_prefix: str
     """Name of the user's module inside the module that was exported."""
+    stand: Stand | None = None
     env: dict[fx.Node, Arg] = field(default_factory=dict)
     nodes: list[OpNode] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)
     regions: dict[fx.Node, fx.GraphModule] = field(default_factory=dict)
+    moved: list[Moved] = field(default_factory=list)
+    """Moves that hold for the nodes being lowered, the outermost first."""
+    lines: dict[tuple[object, ...], str] = field(default_factory=dict)
+    """User's lines found so far, by stack."""
 
 
-def lower(module: fx.GraphModule, placeholders: Mapping[str, Arg], wrapper_prefix: str) -> tuple[list[OpNode], Arg]:
+def lower(
+    module: fx.GraphModule, placeholders: Mapping[str, Arg], wrapper_prefix: str, stand: Stand | None = None
+) -> tuple[list[OpNode], Arg]:
     """Turn a graph into nodes and its outputs; ``placeholders`` gives the value of every placeholder by name."""
-    state = Lowered(wrapper_prefix=wrapper_prefix)
+    state = Lowered(wrapper_prefix=wrapper_prefix, stand=stand)
     outputs = _lower_graph(state, module, [placeholders[n.name] for n in module.graph.nodes if n.op == "placeholder"])
     return state.nodes, outputs
 
@@ -50,15 +89,25 @@ def _lower_graph(state: Lowered, module: fx.GraphModule, arguments: list[Arg]) -
         match node.op:
             case "placeholder":
                 state.env[node] = next(incoming)
-            case "get_attr":
-                state.regions[node] = module.get_submodule(str(node.target))  # type: ignore[assignment]
-            case "call_function":
-                _lower_call(state, node)
             case "output":
                 return convert(state, node.args[0])
             case _:
-                raise TraceError(f"the exported graph has a {node.op} node ({node.name}), which has no meaning here")
+                lower_node(state, node)
     raise AssertionError("an FX graph ends in an output node")
+
+
+def lower_node(state: Lowered, node: fx.Node) -> None:
+    """Lower one node that is neither a placeholder nor the output."""
+    match node.op:
+        case "get_attr":
+            module = node.graph.owning_module
+            assert module is not None
+            state.regions[node] = module.get_submodule(str(node.target))  # type: ignore[assignment]
+        case "call_function":
+            if state.stand is None or not state.stand.lower(state, node):
+                _lower_call(state, node)
+        case _:
+            raise TraceError(f"the exported graph has a {node.op} node ({node.name}), which has no meaning here")
 
 
 def _lower_call(state: Lowered, node: fx.Node) -> None:
@@ -152,10 +201,10 @@ def _mask_is_used(dropout: fx.Node) -> bool:
 
 def _emit(state: Lowered, node: fx.Node, op: str, val: object, args: tuple[object, ...] | None = None) -> Arg:
     """Add a node; ``args`` are those of the FX node where none are given."""
-    module_path, source = _module_path(node, state.wrapper_prefix), line_of_op(node.stack_trace)
+    module_path, source = _place(state, node)
     where = f"the result of {op} in {module_path or 'the model'} ({source or node.name})"
     made = OpNode(
-        name=_unique(state, node.name),
+        name=f"%{len(state.nodes)}",
         op=op,
         args=tuple(convert(state, arg) for arg in (node.args if args is None else args)),
         kwargs=tuple((key, convert(state, arg)) for key, arg in node.kwargs.items() if key != "pin_memory"),
@@ -182,13 +231,17 @@ def _metas(val: object, where: str) -> tuple[TensorMeta, ...]:
     return tuple(metas)
 
 
-def _unique(state: Lowered, name: str) -> str:
-    candidate, count = name, 1
-    while candidate in state.names:
-        count += 1
-        candidate = f"{name}_r{count}"
-    state.names.add(candidate)
-    return candidate
+def _place(state: Lowered, node: fx.Node) -> tuple[str, str]:
+    """Module path and user's line of a node, as the layer that it is lowered for."""
+    path, stack = _module_path(node, state.wrapper_prefix), node.stack_trace or ""
+    for moved in reversed(state.moved):
+        path = moved.path(path)
+    key = stack, *((moved.mark, moved.call) for moved in state.moved)
+    if key not in state.lines:
+        for moved in reversed(state.moved):
+            stack = moved.stack(stack)
+        state.lines[key] = line_of_op(stack)
+    return path, state.lines[key]
 
 
 def _module_path(node: fx.Node, prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""Nodes -> fewer nodes that compute the same: used outputs only, equal parameter-free ops once."""
+"""Nodes -> fewer nodes that compute the same: used outputs only, equal parameter-free ops once, named by their ops."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,11 +16,27 @@ class Simplified:
 
 
 def simplify(nodes: Iterable[OpNode], outputs: tuple[Arg, ...]) -> Simplified:
-    """Merge equal parameter-free nodes, drop detach where no gradient flows, then drop what nothing reads."""
+    """Drop what nothing reads, merge equal parameter-free nodes, drop detach where no gradient flows; then name.
+
+    The result depends on what is computed alone, not on names or on what was traced for nothing.
+    """
     table: dict[str, Arg] = {}
-    kept = _merge_equal(list(nodes), table)
+    kept = _merge_equal(_used(list(nodes), outputs), table)
     merged = tuple(substitute(arg, table) for arg in outputs)
-    return Simplified(nodes=_used(kept, merged), outputs=merged)
+    return _named(_used(kept, merged), merged)
+
+
+def _named(nodes: list[OpNode], outputs: tuple[Arg, ...]) -> Simplified:
+    """Name every node by its op and how many of that op came before: ``linear``, ``linear_1``."""
+    counts: dict[str, int] = {}
+    taken: set[str] = set()
+    table: dict[str, Arg] = {}
+    named = []
+    for node in nodes:
+        new = replace(_substituted(node, table), name=_unique(node.op.split(".")[1], counts, taken))
+        table.update({old: Ref(name) for old, name in zip(node.results, new.results, strict=True)})
+        named.append(new)
+    return Simplified(nodes=tuple(named), outputs=tuple(substitute(arg, table) for arg in outputs))
 
 
 def reached_by_params(nodes: Iterable[OpNode]) -> set[str]:
@@ -41,17 +57,30 @@ def substitute(arg: Arg, table: Mapping[str, Arg]) -> Arg:
     return arg
 
 
+def _unique(base: str, counts: dict[str, int], taken: set[str]) -> str:
+    while True:
+        count = counts[base] = counts.get(base, -1) + 1
+        name = f"{base}_{count}" if count else base
+        if name not in taken:
+            taken.add(name)
+            return name
+
+
+def _substituted(node: OpNode, table: Mapping[str, Arg]) -> OpNode:
+    return replace(
+        node,
+        args=tuple(substitute(arg, table) for arg in node.args),
+        kwargs=tuple((key, substitute(arg, table)) for key, arg in node.kwargs),
+    )
+
+
 def _merge_equal(nodes: list[OpNode], table: dict[str, Arg]) -> list[OpNode]:
     """One pass in order, so operands are already merged when a node is compared. Random ops are never merged."""
     reached = reached_by_params(nodes)
     seen: dict[str, OpNode] = {}
     kept = []
     for original in nodes:
-        node = replace(
-            original,
-            args=tuple(substitute(arg, table) for arg in original.args),
-            kwargs=tuple((key, substitute(arg, table)) for key, arg in original.kwargs),
-        )
+        node = _substituted(original, table)
         free = not reached.intersection(node.results)
         if free and node.op == "aten.detach.default":
             table[node.name] = node.args[0]
@@ -65,11 +94,11 @@ def _merge_equal(nodes: list[OpNode], table: dict[str, Arg]) -> list[OpNode]:
     return kept
 
 
-def _used(nodes: list[OpNode], outputs: tuple[Arg, ...]) -> tuple[OpNode, ...]:
+def _used(nodes: list[OpNode], outputs: tuple[Arg, ...]) -> list[OpNode]:
     needed = set(refs_in(outputs))
     kept = []
     for node in reversed(nodes):
         if needed.intersection(node.results):
             needed.update(node.operands)
             kept.append(node)
-    return tuple(reversed(kept))
+    return kept[::-1]

@@ -213,7 +213,7 @@ class Several(nn.Module):
 
 def test_loss_is_the_one_called_loss_among_several() -> None:
     x = (torch.zeros(2, 4),)
-    assert trace_model(Several("loss"), x).graph.loss == "sum_1"
+    assert trace_model(Several("loss"), x).graph.loss == "sum"
     assert trace_model(Several("other"), x).graph.loss is None
 
 
