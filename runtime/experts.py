@@ -37,8 +37,8 @@ def exchange_experts(
     owned = [end - start for start, end in (local_range(num_experts, axis.size, i) for i in range(axis.size))]
     own = owned[axis.coordinate]
     arriving = compat.all_to_all(counts, [own] * axis.size, owned, axis.group)
-    sent = [int(part.sum()) for part in counts.split(owned)]
-    received = [int(part.sum()) for part in arriving.split(own)]
+    sent = [int(part.sum()) for part in torch.split(counts, owned)]
+    received = [int(part.sum()) for part in torch.split(arriving, own)]
     rows = _travel(hidden[slots // index.shape[1]], sent, received, axis.group)
     experts = torch.arange(own, device=flat.device).repeat(axis.size).repeat_interleave(arriving)
     made = compute(rows, experts.unsqueeze(1), rows.new_ones(rows.shape[0], 1))

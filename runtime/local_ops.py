@@ -218,11 +218,13 @@ def _experts_slice(use: LocalUse, operands: tuple[Tensor, ...]) -> Tensor:
 
 
 def _experts_exchange(use: LocalUse, operands: tuple[Tensor, ...]) -> Tensor:
-    def compute(rows: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        return _tensor(plain_call(use.node, (rows, index, weights, *operands[3:]), use.device))
+    hidden, index, weights, *projections = operands
+
+    def compute(rows: Tensor, experts: Tensor, ones: Tensor) -> Tensor:
+        return _tensor(plain_call(use.node, (rows, experts, ones, *projections), use.device))
 
     axis = AxisGroup(group=use.tensor.group, size=use.tensor.size, coordinate=use.tensor.coordinate)
-    return exchange_experts(*operands[:3], compute, use.shapes[3][0], axis)
+    return exchange_experts(hidden, index, weights, compute, use.shapes[3][0], axis)
 
 
 def _cross_entropy_tokens(use: LocalUse, operands: tuple[Tensor, ...], denominator: Tensor | None) -> Tensor:

@@ -18,7 +18,8 @@ from autoplan.runtime.compat import COLLECTIVE_NAMESPACE, OpOverload
 Outputs = tuple[Tensor, ...]
 
 _KEPT = frozenset({
-    "autoplan.experts_forward", "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten._scaled_dot_product_flash_attention",
+    "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "autoplan.experts_forward",
+    "aten._scaled_dot_product_flash_attention",
     "aten._scaled_dot_product_flash_attention_for_cpu", "aten._scaled_dot_product_efficient_attention",
     "aten._scaled_dot_product_cudnn_attention", "aten._scaled_dot_product_fused_attention_overrideable",
 })  # fmt: skip

@@ -66,7 +66,8 @@ def _refuse_unknown(module: nn.Module) -> None:
     reasons = {
         "add a bias": module.has_bias,
         "interleave gate and up": module.has_gate and not module.is_concatenated,
-        "gate in their own way": module.has_gate and type(module)._apply_gate is not registry._default_apply_gate,
+        "gate in their own way": module.has_gate
+        and getattr(type(module), "_apply_gate", None) is not registry._default_apply_gate,
         "normalise their results": module.has_post_expert_norm,
         f"use the activation {activation}": activation not in _ACTIVATION_OF,
     }

@@ -34,12 +34,11 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tenso
 }
 """What the op knows: the function, and the gradient of its operand from that of its result and the operand."""
 
-_LIBRARY = torch.library.Library("autoplan", "DEF")
 _OPERANDS = "Tensor hidden, Tensor index, Tensor weights, Tensor gate_up, Tensor down"
-_LIBRARY.define(f"experts({_OPERANDS}, str activation, int num_experts) -> Tensor")
-_LIBRARY.define(f"experts_forward({_OPERANDS}, str activation) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    f"experts_backward(Tensor grad, {_OPERANDS}, Tensor first, str activation) -> (Tensor, Tensor, Tensor, Tensor)"
+_SCHEMAS = (
+    f"experts({_OPERANDS}, str activation, int num_experts) -> Tensor",
+    f"experts_forward({_OPERANDS}, str activation) -> (Tensor, Tensor)",
+    f"experts_backward(Tensor grad, {_OPERANDS}, Tensor first, str activation) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 
@@ -125,7 +124,7 @@ class _Experts(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
         operands = ctx.saved_tensors  # type: ignore[attr-defined]
         found = torch.ops.autoplan.experts_backward(grad.contiguous(), *operands, ctx.activation)  # type: ignore[attr-defined]
@@ -159,10 +158,16 @@ def _fake_backward(
     return tuple(map(torch.empty_like, (hidden, weights, gate_up, down)))
 
 
-_LIBRARY.impl("experts", _with_autograd, "Autograd")
-_LIBRARY.impl("experts", _without_autograd, "CompositeExplicitAutograd")
-_LIBRARY.impl("experts_forward", _forward, "CompositeExplicitAutograd")
-_LIBRARY.impl("experts_backward", _backward, "CompositeExplicitAutograd")
+_LIBRARY = torch.library.Library("autoplan", "DEF")  # type: ignore[no-untyped-call]
+for _schema in _SCHEMAS:
+    _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]
+for _name, _kernel, _key in (
+    ("experts", _with_autograd, "Autograd"),
+    ("experts", _without_autograd, "CompositeExplicitAutograd"),
+    ("experts_forward", _forward, "CompositeExplicitAutograd"),
+    ("experts_backward", _backward, "CompositeExplicitAutograd"),
+):
+    _LIBRARY.impl(_name, _kernel, _key)  # type: ignore[no-untyped-call]
 torch.library.register_fake("autoplan::experts", lambda hidden, *_: torch.empty_like(hidden), lib=_LIBRARY)
 torch.library.register_fake("autoplan::experts_forward", _fake_forward, lib=_LIBRARY)
 torch.library.register_fake("autoplan::experts_backward", _fake_backward, lib=_LIBRARY)

@@ -1,4 +1,4 @@
-"""What each rank does in test_experts.py; a pool of ranks imports this by name."""
+"""What each rank does in test_expert_exchange.py; a pool of ranks imports this by name."""
 
 from dataclasses import dataclass
 
