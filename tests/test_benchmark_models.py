@@ -20,6 +20,9 @@ def num_params(spec: str) -> int:
     ("llama-3-8b/config.json", 8_030_261_248),
     ("llama-3-70b/config.json", 70_553_706_496),
     ("llama-3.1-405b/config.json", 405_853_388_800),
+    ("llama3.py:build_8b", 8_030_261_248),
+    ("llama3.py:build_70b", 70_553_706_496),
+    ("llama3.py:build_405b", 405_853_388_800),
     ("mixtral-8x22b/config.json", 140_620_634_112),
     ("deepseek-v3/config.json", 671_026_404_352),
 ])  # fmt: skip
