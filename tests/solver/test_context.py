@@ -41,8 +41,11 @@ def check_numbers(used: Case, context: Context) -> None:
         torch.testing.assert_close(torch.stack(found).sum(0), expected, rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.parametrize(("degree", "tensor_degree", "batch"), [(2, EXCHANGE, 3), (3, GATHER, 3), (2, GATHER, 1)])
-@pytest.mark.parametrize("name", [*DENSE, *MIXTURES])
+WAYS = [(name, *way) for name in (*DENSE, *MIXTURES) for way in ((2, EXCHANGE, 4), (3, GATHER, 4))]
+WAYS += [(name, 2, GATHER, 1) for name in ("llama", "hf-gpt2")]
+
+
+@pytest.mark.parametrize(("name", "degree", "tensor_degree", "batch"), WAYS)
 def test_all_ranks_give_the_numbers_of_one_device(name: str, degree: int, tensor_degree: int, batch: int) -> None:
     used = case(name, batch)
     check_numbers(used, used.context(degree, tensor_degree))
@@ -72,7 +75,7 @@ def _mask_by_local_position(resolved: Resolved) -> Resolved:
 
 @pytest.mark.parametrize("wrong", [_lose_key_gradients, _mask_by_local_position])
 def test_a_wrong_way_is_caught(wrong: Callable[[Resolved], Resolved]) -> None:
-    used = case("nanogpt", 3)
+    used = case("nanogpt")
     context = used.context(2, GATHER)
     with pytest.raises(AssertionError):
         check_numbers(used, mutated(context, wrong))
@@ -107,10 +110,10 @@ def test_every_activation_is_split_and_every_parameter_shared(name: str, parts: 
 
 
 def test_tokens_merged_from_several_samples_are_split_within_each() -> None:
-    used = case("hf-mixtral", 3)
+    used = case("hf-mixtral")
     context = used.context(2, GATHER)
     (experts,) = (c for n, c in context.resolved[BLOCK].nodes if n.name.startswith("experts"))
-    assert experts.strategy.inputs[:3] == (Shard(0, 3),) * 3 and experts.strategy.outputs == (Shard(0, 3),)
+    assert experts.strategy.inputs[:3] == (Shard(0, 4),) * 3 and experts.strategy.outputs == (Shard(0, 4),)
     assert experts.strategy.inputs[3:] == (REPLICATE_PARTIAL_GRAD,) * 2
 
 
