@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind
 
 from autoplan.errors import TraceError
 from autoplan.ir import Arg, Graph, GraphInput, Ref, refs_in, verify_graph
+from autoplan.trace.collection import no_collection
 from autoplan.trace.compat import fake_mode, is_fake
 from autoplan.trace.experts import experts_as_one_op
 from autoplan.trace.export import MODEL_PREFIX, Adapter, export_program
@@ -62,7 +63,8 @@ def trace_model(
     leaves, spec = input_spec(model, args, kwargs)
     dims = _dims_by_leaf(leaves, flatten((*args, kwargs))[0], batch_dims)
     call = _Call(model=model, leaves=tuple(leaves), spec=spec, dims=tuple(dims), dtype=_torch_dtype(dtype))
-    traced = _folded(call) or _trace(_copied(call), None)
+    with no_collection():
+        traced = _folded(call) or _trace(_copied(call), None)
     log.info(
         "traced %d nodes of %s in %.1f s",
         len(traced.graph.nodes), type(model).__name__, time.perf_counter() - started,
@@ -87,6 +89,7 @@ class _Copied:
     adapter: Adapter
     examples: list[object]
     cache_off: bool
+    names: ModelNames
 
 
 def _copied(call: _Call) -> _Copied:
@@ -94,35 +97,48 @@ def _copied(call: _Call) -> _Copied:
         copied = weightless_copy(call.model, call.dtype)
         cache_off = disable_cache(copied)
         examples = [fake_like(leaf, call.dtype) if isinstance(leaf, Tensor) else leaf for leaf in call.leaves]
-        return _Copied(call=call, adapter=Adapter(copied, call.spec), examples=examples, cache_off=cache_off)
+        return _Copied(
+            call=call,
+            adapter=Adapter(copied, call.spec),
+            examples=examples,
+            cache_off=cache_off,
+            names=model_names(copied),
+        )
 
 
 def _folded(call: _Call) -> Traced | None:
     """Trace with repeated layers folded; None where there are none, or where the result would not be certain."""
-    copied = _copied(call)
-    try:
-        fold = fold_layers(copied.adapter.model)
-        if fold is None:
-            return None
-        traced = _trace(copied, fold)
-        log.info("traced %d calls of layers, %d more are like them", len(fold.regions), len(fold.replays))
-        return traced
-    except Exception as error:  # whatever it is, the full trace will find it too, or does not have it
-        log.info("traced in full: %s", error)
-        return None
+    for stripping in (True, False):
+        copied = _copied(call)
+        fold = None
+        try:
+            fold = fold_layers(copied.adapter.model, stripping)
+            if fold is None:
+                return None
+            traced = _trace(copied, fold)
+            log.info("traced %d calls of layers, %d more are like them", len(fold.regions), len(fold.replays))
+            return traced
+        except Exception as error:  # whatever it is, the full trace will find it too, or does not have it
+            if fold is None or not fold.missed:
+                log.info("traced in full: %s", error)
+                return None
+            log.info("traced again: %s", error)
+    return None
 
 
 def _trace(copied: _Copied, fold: Fold | None) -> Traced:
     call, adapter = copied.call, copied.adapter
+    if fold is not None:
+        adapter.around = fold.runs
     with experts_as_one_op(adapter.model):
         tensors = [leaf for leaf in copied.examples if isinstance(leaf, Tensor)]
-        program = export_program(adapter, tensors, None if fold is None else partial(_check_writes, fold))
+        program = export_program(adapter, tensors, None if fold is None else partial(_check_writes, fold, copied.names))
     out_spec = adapter.returned.structure
     assert out_spec is not None
     if fold is not None:
         fold.refuse_stand_ins(leaf[0] for leaf in adapter.returned.baked if leaf is not None)
     entries = _graph_inputs(call.spec, copied.examples, call.dims)
-    graph, constants = _build_graph(program, adapter.returned.baked, model_names(adapter.model), entries, fold)
+    graph, constants = _build_graph(program, adapter.returned.baked, copied.names, entries, fold)
     graph = _with_loss(graph, out_spec)
     verify_graph(graph)
     return Traced(
@@ -182,7 +198,7 @@ def _build_graph(
     fold: Fold | None,
 ) -> tuple[Graph, dict[str, Tensor]]:  # fmt: skip
     placeholders = _placeholders(program, names)
-    stand = None if fold is None else _unfold(program, fold)
+    stand = None if fold is None else _unfold(program, fold, names)
     nodes, flat = lower(program.graph_module, placeholders, MODEL_PREFIX, stand)
     assert isinstance(flat, tuple)
     incoming = iter(flat)
@@ -202,7 +218,7 @@ def _build_graph(
     return graph, real
 
 
-def _unfold(program: torch.export.ExportedProgram, fold: Fold) -> Unfold:
+def _unfold(program: torch.export.ExportedProgram, fold: Fold, names: ModelNames) -> Unfold:
     """What lowers the folded layers; CannotFold where the result would not be certain."""
     if fold.broken:
         raise CannotFold(fold.broken)
@@ -213,11 +229,12 @@ def _unfold(program: torch.export.ExportedProgram, fold: Fold) -> Unfold:
         for spec in program.graph_signature.input_specs
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER)
     }
-    return Unfold(fold=fold, regions=find_regions(program.graph, fold, tensors), tensors=tensors)
+    values: dict[str, Arg] = {name: Ref(value) for name, value in names.values.items()}
+    return Unfold(fold=fold, regions=find_regions(program.graph, fold, tensors), tensors=tensors, values=values)
 
 
-def _check_writes(fold: Fold, program: torch.export.ExportedProgram) -> None:
-    refuse_shared_writes(program.graph_module, _unfold(program, fold).regions)
+def _check_writes(fold: Fold, names: ModelNames, program: torch.export.ExportedProgram) -> None:
+    refuse_shared_writes(program.graph_module, _unfold(program, fold, names).regions)
 
 
 def _placeholders(program: torch.export.ExportedProgram, names: ModelNames) -> dict[str, Arg]:

@@ -75,6 +75,11 @@ def below_autograd() -> AbstractContextManager[None]:
     return torch._C._AutoDispatchBelowAutograd()
 
 
+def without_function_modes() -> AbstractContextManager[None]:
+    """Read attributes of tensors without a detour through the modes of a trace (``DisableTorchFunction``)."""
+    return torch._C.DisableTorchFunction()
+
+
 def function_modes() -> tuple[int, ...]:
     """Identify the modes that lie over torch's functions now (``_get_current_function_mode_stack``)."""
     return tuple(id(type(mode)) for mode in _get_current_function_mode_stack())

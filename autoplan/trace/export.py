@@ -1,11 +1,11 @@
 """Weightless module -> exported FX program whose ops write to nothing, or a TraceError that names the user's line."""
 
 import contextlib
-import gc
 import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +42,8 @@ class Adapter(nn.Module):
         self.model = model
         self.spec = spec
         self.returned = Returned()
+        self.around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        """What is entered while the module runs."""
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Call the module with the tensors in their places."""
@@ -50,7 +52,8 @@ class Adapter(nn.Module):
         named = unflatten(self.spec.structure, leaves)
         assert isinstance(named, dict)
         args, kwargs = bind(self.spec.signature, named)
-        out_leaves, out_spec = flatten(self.model(*args, **kwargs))
+        with self.around():
+            out_leaves, out_spec = flatten(self.model(*args, **kwargs))
         self.returned.structure, self.returned.baked = out_spec, baked_leaves(out_leaves)
         return tuple(leaf for leaf in out_leaves if isinstance(leaf, Tensor))
 
@@ -62,7 +65,7 @@ def export_program(
 
     ``before`` sees the program while in-place ops are still in it, should there be any.
     """
-    with _user_errors(type(adapter.model).__name__), _no_collection():
+    with _user_errors(type(adapter.model).__name__):
         program = torch.export.export(adapter, tuple(tensors), strict=False)
         _refuse_hidden_no_grad(program.graph_module)
         _detach_no_grad_regions(program.graph_module)
@@ -76,18 +79,6 @@ def export_program(
     for position in signature.user_inputs_to_mutate.values():
         raise TraceError(f"the model writes to its input {position}; write to a clone of it instead")
     return program
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Hold the garbage collector: export only builds, and scanning what it built took a fifth of its time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _mutation(model: nn.Module, buffer: str) -> str:

@@ -8,6 +8,7 @@ it is traced itself. A call that leaves something changed (an attribute, a globa
 """
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,8 +17,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from autoplan.trace.compat import has_global_hooks, is_fake
+from autoplan.trace.compat import function_modes, has_global_hooks, is_fake, without_function_modes
 from autoplan.trace.reach import Outside
+from autoplan.trace.strip import strip
 from autoplan.trace.tokens import (
     ORIGINAL,
     Attribute,
@@ -26,12 +28,15 @@ from autoplan.trace.tokens import (
     layer_outside,
     layer_token,
     surroundings_token,
+    tensor_token,
 )
 from autoplan.trace.tree import Structure, flatten, unflatten
 from autoplan.trace.varies import Varies
 
 MIN_LAYERS = 4
 """Equal layers that are worth it: two are traced."""
+KEPT = 4
+"""Equal layers that keep their parameters: more than two, for the first one or every second may see something else."""
 MARK_IN, MARK_OUT, REPLAY = (f"autoplan.{name}.default" for name in ("mark_in", "mark_out", "replay"))
 
 _ops = torch.library.Library("autoplan", "FRAGMENT")
@@ -101,6 +106,7 @@ class Layer:
     module: nn.Module
     varying: frozenset[Attribute]
     outside: Outside
+    stripped: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,8 +118,26 @@ class Fold:
     """Path of the layer of each marked region."""
     replays: list[Replay] = field(default_factory=list)
     called: set[str] = field(default_factory=set)
+    running: bool = False
     broken: str = ""
     """Why the model has to be traced in full, should the model have caught the error that said so."""
+    missed: bool = False
+    """Whether the parameters that were taken out are to blame."""
+
+    @contextmanager
+    def runs(self) -> Iterator[None]:
+        """While the model runs, nothing may look for parameters that were taken out."""
+        self.running = True
+        try:
+            yield
+        finally:
+            self.running = False
+
+    def miss(self) -> None:
+        """Fail for want of a parameter that was taken out."""
+        if self.running:
+            self.missed = True
+            self.fail("the model looks at parameters of a layer that was to be repeated")
 
     def fail(self, reason: str) -> NoReturn:
         """Raise CannotFold, now and after the trace."""
@@ -131,35 +155,50 @@ class Fold:
         return tuple((unit.regions[0], unit.regions[1]) for unit in self.units.values() if len(unit.regions) > 1)
 
 
-def fold_layers(model: nn.Module) -> Fold | None:
-    """Replace forward of the layers that repeat in a (weightless) model of one's own; None where none do."""
+def fold_layers(model: nn.Module, stripping: bool) -> Fold | None:
+    """Replace forward of the layers that repeat in a (weightless) model of one's own; None where none do.
+
+    ``stripping`` takes out the parameters of those that will hardly be traced.
+    """
     fold = Fold()
-    found = [] if has_global_hooks() else list(_repeated_layers(model))
+    found = [] if has_global_hooks() else list(_repeated_layers(model, stripping))
     for layer in found:
         vars(layer.module)["forward"] = _wrapped(fold, layer, layer.module.forward)
+    for layer in found:
+        if layer.stripped:
+            strip(layer.module, tensor_token, fold.miss)
     return fold if found else None
 
 
-def _repeated_layers(model: nn.Module) -> Iterator[Layer]:
+def _repeated_layers(model: nn.Module, stripping: bool) -> Iterator[Layer]:
     """Children of lists that have at least ``MIN_LAYERS`` of their class and share nothing with the rest."""
     uses = _uses(model)
     reached: dict[tuple[type, ...], Outside] = {}
     for path, container in model.named_modules():
-        if not isinstance(container, nn.ModuleList | nn.Sequential):
-            continue
         kinds: dict[type, list[tuple[str, nn.Module]]] = {}
-        for name, child in container.named_children():
+        for name, child in container.named_children() if isinstance(container, nn.ModuleList | nn.Sequential) else ():
             if not _is_leaf(child) and all(uses[id(part)] == 1 for part in _parts(child)):
                 kinds.setdefault(type(child), []).append((f"{path}.{name}" if path else name, child))
         for layers in kinds.values():
             if len(layers) < MIN_LAYERS:
                 continue
             varying = _varying([child for _, child in layers])
+            alike: Counter[Hashable] = Counter()
             for where, child in layers:
                 classes = tuple(type(module) for module in child.modules())
-                if classes not in reached:
-                    reached[classes] = layer_outside(child)
-                yield Layer(path=where, module=child, varying=varying, outside=reached[classes])
+                outside = reached[classes] = reached.get(classes) or layer_outside(child)
+                token = _static_token(child, varying) if stripping else None
+                alike[token] += 1
+                stripped = token is not None and alike[token] > KEPT
+                yield Layer(path=where, module=child, varying=varying, outside=outside, stripped=stripped)
+
+
+def _static_token(layer: nn.Module, varying: frozenset[Attribute]) -> Hashable:
+    try:
+        with without_function_modes():
+            return layer_token(layer, varying)
+    except NoToken:
+        return None
 
 
 def _is_leaf(module: nn.Module) -> bool:
@@ -200,34 +239,37 @@ def _wrapped(fold: Fold, layer: Layer, original: Callable[..., object]) -> Calla
         if layer.path in fold.called:
             fold.fail(f"{layer.path} is called twice")
         fold.called.add(layer.path)
-        try:
-            key = _key(layer, args, kwargs)
-        except NoToken:
-            return original(*args, **kwargs)
-        unit = fold.units.setdefault(key, Unit())
-        if not unit.repeatable or not any(isinstance(leaf, Tensor) for leaf in _leaves(args, kwargs)):
-            return original(*args, **kwargs)
+        key = _key_or_none(layer, args, kwargs)
+        unit = Unit(repeatable=False) if key is None else fold.units.setdefault(key, Unit())
         if len(unit.regions) == 2:
             return _replay(fold, unit, layer, _tensors(args, kwargs))
+        if layer.stripped:
+            fold.miss()
+        if not unit.repeatable or not _tensors(args, kwargs):
+            return original(*args, **kwargs)
         return _trace(fold, unit, key, layer, original, args, kwargs)
 
     setattr(forward, ORIGINAL, original)
     return forward
 
 
+def _key_or_none(layer: Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable | None:
+    try:
+        return _key(layer, args, kwargs)
+    except NoToken:
+        return None
+
+
 def _key(layer: Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> Hashable:
-    return (
-        layer_token(layer.module, layer.varying), arguments_token(args, kwargs), surroundings_token(layer.outside)
-    )  # fmt: skip
-
-
-def _leaves(args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
-    return flatten((*args, kwargs))[0]
+    modes = function_modes()
+    with without_function_modes():
+        tree = layer_token(layer.module, layer.varying)
+        return modes, tree, arguments_token(args, kwargs), surroundings_token(layer.outside)
 
 
 def _tensors(args: tuple[object, ...], kwargs: dict[str, object]) -> list[Tensor]:
     """The tensors among the arguments, each once."""
-    return list({id(leaf): leaf for leaf in _leaves(args, kwargs) if isinstance(leaf, Tensor)}.values())
+    return list({id(leaf): leaf for leaf in flatten((*args, kwargs))[0] if isinstance(leaf, Tensor)}.values())
 
 
 def _trace(
@@ -247,7 +289,7 @@ def _trace(
     leaves, structure = flatten(result)
     fold.refuse_stand_ins(leaves)
     returned = _returned(leaves, structure, marks)
-    if returned is None or unit.returned not in (None, returned) or not _is_key(key, layer, args, kwargs):
+    if returned is None or unit.returned not in (None, returned) or _key_or_none(layer, args, kwargs) != key:
         unit.repeatable, unit.regions = False, []
         return result
     unit.regions.append(region)
@@ -257,13 +299,6 @@ def _trace(
         else given[item] if isinstance(item, int) else item[0]
         for i, item in enumerate(returned.leaves)
     ])  # fmt: skip
-
-
-def _is_key(key: Hashable, layer: Layer, args: tuple[object, ...], kwargs: dict[str, object]) -> bool:
-    try:
-        return _key(layer, args, kwargs) == key
-    except NoToken:
-        return False
 
 
 def _marked(fold: Fold, op: Callable[..., Tensor], tensor: object, region: int, index: int) -> Tensor:

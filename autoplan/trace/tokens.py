@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from autoplan.trace.compat import function_modes, is_fake
+from autoplan.trace.compat import is_fake
 from autoplan.trace.reach import Outside, is_library, outside
+from autoplan.trace.strip import Stripped
 from autoplan.trace.varies import Varies
 
 DEPTH = 6
@@ -115,19 +116,16 @@ def layer_token(layer: nn.Module, varying: frozenset[Attribute]) -> Hashable:
     """Token of the tree: what ``forward`` may read of the layer itself. Attributes in ``varying`` count by type."""
     modules = list(layer.named_modules(remove_duplicate=False))
     describer = Describer(own={id(module): path for path, module in modules})
-    tensors: dict[int, int] = {}
-    return tuple(
-        (path, id(type(module)), _module(module, path, describer, varying, tensors)) for path, module in modules
-    )
+    return tuple((path, id(type(module)), _module(module, path, describer, varying)) for path, module in modules)
 
 
-def _module(
-    module: nn.Module, path: str, describer: Describer, varying: frozenset[Attribute], tensors: dict[int, int]
-) -> Hashable:
+def _module(module: nn.Module, path: str, describer: Describer, varying: frozenset[Attribute]) -> Hashable:
     found: list[Hashable] = []
     for name, value in vars(module).items():
-        if name in _TENSORS:
-            found += [(name, key, tensor_token(tensor, tensors)) for key, tensor in value.items()]
+        if isinstance(value, Stripped):
+            found.append((name, value.tokens))
+        elif name in _TENSORS:
+            found.append((name, tuple((key, tensor_token(tensor)) for key, tensor in value.items())))
         elif name == "_modules":
             found.append((name, tuple((key, child is None) for key, child in value.items())))
         elif name.endswith("_hooks") and "state_dict" in name:
@@ -143,15 +141,14 @@ def _module(
     return tuple(found)
 
 
-def tensor_token(tensor: object, tensors: dict[int, int]) -> Hashable:
-    """Shape, layout, flags and type of a tensor, and which one of those met so far in ``tensors`` it is."""
+def tensor_token(tensor: object) -> Hashable:
+    """Shape, layout and flags of a tensor."""
     if tensor is None:
         return None
     if not isinstance(tensor, Tensor) or not all(type(size) is int for size in (*tensor.shape, *tensor.stride())):
         raise NoToken("a size depends on the data")
-    number = tensors.setdefault(id(tensor), len(tensors))
-    where = tuple(tensor.stride()), tensor.storage_offset(), str(tensor.dtype), str(tensor.device)
-    return number, tuple(tensor.shape), where, tensor.requires_grad, id(type(tensor))
+    place = tensor.storage_offset(), str(tensor.dtype), str(tensor.device)
+    return tuple(tensor.shape), tuple(tensor.stride()), place, tensor.requires_grad
 
 
 def arguments_token(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Hashable:
@@ -164,7 +161,7 @@ def _argument(value: object, tensors: dict[int, int]) -> Hashable:
     if type(value) is tuple:
         return "tuple", tuple(_argument(item, tensors) for item in value)
     if isinstance(value, Tensor) and is_fake(value) and not isinstance(value, nn.Parameter):
-        return "tensor", tensor_token(value, tensors)
+        return "tensor", tensors.setdefault(id(value), len(tensors)), id(type(value)), tensor_token(value)
     if type(value) in _PLAIN:
         return type(value).__name__, repr(value)
     if type(value) is Varies:
@@ -184,7 +181,6 @@ def surroundings_token(reached: Outside) -> Hashable:
     modes = (
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"),
         str(torch.get_autocast_dtype("cpu")), str(torch.get_default_dtype()), str(torch.get_default_device()),
-        function_modes(),
     )  # fmt: skip
     return names, cells, classes, modes, hash(random.getstate()), _numpy_state()
 

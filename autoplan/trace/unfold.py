@@ -36,7 +36,9 @@ class Unfold:
     fold: Fold
     regions: dict[int, Region]
     tensors: Mapping[str, fx.Node]
-    """Placeholder of each parameter and buffer, by its name in the user's module."""
+    """Placeholder of each parameter and buffer that the graph has, by its name in the user's module."""
+    values: dict[str, Arg]
+    """Value of every parameter and buffer, by the same name."""
     starts: dict[int, int] = field(default_factory=dict)
     """Number of nodes before a region, as it was lowered itself."""
     results: dict[int, dict[int, Arg]] = field(default_factory=dict)
@@ -74,13 +76,14 @@ class Unfold:
         """Lower a region as the layer at ``path``; its results by number."""
         region = self.regions[number]
         bound: dict[fx.Node, Arg] = {node: given[i] for i, node in region.inputs.items()}
-        for name in self._tensors_below(region.path):
-            other = path + name.removeprefix(region.path)
-            if other not in self.tensors:
-                raise CannotFold(f"there is no tensor {other}")
-            bound[self.tensors[name]] = state.env[self.tensors[other]]
+        values = {
+            name: self.values[path + name.removeprefix(region.path)]
+            for name in self.values if name.startswith(f"{region.path}.")
+        }  # fmt: skip
+        bound |= {self.tensors[name]: value for name, value in values.items() if name in self.tensors}
         before = {node: state.env[node] for node in (*bound, *region.nodes) if node in state.env}
         results, self.results = self.results, {}
+        outer, self.values = self.values, {**self.values, **values}
         mark = next(iter(region.inputs.values()))
         state.env.update(bound)
         state.moved.append(Moved(old=region.path, new=path, mark=mark.stack_trace or "", call=stack))
@@ -88,12 +91,9 @@ class Unfold:
             lower_node(state, node)
         made = {i: convert(state, node.args[0]) for i, node in region.outputs.items()}
         state.moved.pop()
-        self.results = results
+        self.results, self.values = results, outer
         state.env.update(before)
         return made
-
-    def _tensors_below(self, path: str) -> list[str]:
-        return [name for name in self.tensors if name.startswith(f"{path}.")]
 
     def _compare(self, state: Lowered, number: int) -> None:
         """At the end of a second region, lower the first one in its place: the nodes must be the same."""

@@ -18,7 +18,7 @@ IDS = tokens(67, 2, 16)
 
 def full_trace(model: nn.Module, inputs: object) -> Traced:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(capture, "fold_layers", lambda _model: None)
+        patch.setattr(capture, "fold_layers", lambda _model, _stripping: None)
         return trace_model(model, inputs)  # type: ignore[arg-type]
 
 
