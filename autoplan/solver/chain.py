@@ -92,6 +92,13 @@ class ChainProblem:
         return sum(self.lengths)
 
     @cached_property
+    def sizes(self) -> tuple[int, int]:
+        """Least and most segments of a stage. Chunks of a rank take turns, so all stages are alike, up to one segment."""
+        if len(self.stages) == len(self.ranks):
+            return 1, self.num_segments
+        return self.num_segments // len(self.stages), -(-self.num_segments // len(self.stages))
+
+    @cached_property
     def rank_of(self) -> tuple[int, ...]:
         """Rank of each stage."""
         found = {stage: rank for rank, stages in enumerate(self.ranks) for stage in stages}

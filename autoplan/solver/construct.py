@@ -8,7 +8,9 @@ result is often optimal, which the bounds then show, and always a plan that fits
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autoplan.solver.chain import ChainProblem, Counts, OptionCost, least_longest_us, objective_us
+from autoplan.solver.chain import ChainProblem, Counts, least_longest_us, objective_us
+from autoplan.solver.chunks import construct_chunks
+from autoplan.solver.ladder import ladder, numbers_between, price, size
 
 _STEPS = 14
 """Halvings of the time: 1 part in 16,000."""
@@ -20,24 +22,24 @@ Mix = tuple[float, tuple[tuple[int, ...], ...]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Filling:
     chain: ChainProblem
-    budgets: tuple[int, ...]
-    """Bytes for each stage."""
     ladders: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     """Per run and number in flight: options from the fastest to the smallest, each worth its time."""
-    mixes: dict[tuple[int, int, int, tuple[int, ...]], Mix | None] = field(default_factory=dict)
-    """By budget, number in flight, fixed bytes and segments of each run; the fixed time comes on top."""
+    mixes: dict[tuple[int, int, tuple[int, ...]], Mix | None] = field(default_factory=dict)
+    """By number in flight, fixed bytes and segments of each run; the fixed time comes on top."""
 
 
 def construct(chain: ChainProblem) -> Counts | None:
     """Counts that fit the memory, or None where this way finds none. Deterministic."""
     if chain.num_segments < len(chain.stages):
         return None
-    filling = _Filling(chain=chain, budgets=_budgets(chain))
+    if len(chain.stages) > len(chain.ranks):
+        return construct_chunks(chain)
+    filling = _Filling(chain=chain)
     if chain.cuts is not None:
         edges = (0, *chain.cuts, chain.num_segments)
         pinned = [_mix(filling, s, a, b) for s, (a, b) in enumerate(zip(edges, edges[1:], strict=False))]
         return None if any(mix is None for mix in pinned) else tuple(mix[1] for mix in pinned if mix is not None)
-    low, high = least_longest_us(chain) * len(chain.ranks) / len(chain.stages) * (1 + 1e-9), _ample_us(chain)
+    low, high = least_longest_us(chain) * (1 + 1e-9), _ample_us(chain)
     best = _fill(filling, low)
     if best is not None:
         return best
@@ -57,21 +59,6 @@ def _ample_us(chain: ChainProblem) -> float:
     """A time that never limits a stage."""
     slowest = sum(n * max(o.time_us for o in row) for n, row in zip(chain.lengths, chain.options, strict=True))
     return slowest + max(stage.fixed_us for stage in chain.stages)
-
-
-def _budgets(chain: ChainProblem) -> tuple[int, ...]:
-    """Memory of each stage: all of its rank's, or a share by what an even cut would keep there."""
-    if len(chain.stages) == len(chain.ranks):
-        return (chain.memory_bytes,) * len(chain.stages)
-    main = max(range(len(chain.lengths)), key=lambda r: (chain.lengths[r], -r))
-    option = min(chain.options[main], key=lambda o: o.time_us)
-    need = [option.state_bytes + n * option.activation_bytes for n in chain.most_in_flight]
-    found = [0] * len(chain.stages)
-    for stages in chain.ranks:
-        total = sum(need[s] for s in stages)
-        for s in stages:
-            found[s] = chain.memory_bytes * need[s] // total if total else chain.memory_bytes // len(stages)
-    return tuple(found)
 
 
 def _fill(filling: _Filling, limit_us: float) -> Counts | None:
@@ -111,12 +98,9 @@ def _fullest(filling: _Filling, stage: int, start: int, most: int, limit_us: flo
 def _mix(filling: _Filling, stage: int, start: int, end: int) -> Mix | None:
     """Fastest options for a stretch of the chain within the stage's memory, by greed; None when nothing fits."""
     chain = filling.chain
-    numbers, at = [], 0
-    for length in chain.lengths:
-        numbers.append(max(0, min(end, at + length) - max(start, at)))
-        at += length
+    numbers = numbers_between(chain, start, end)
     limits = chain.stages[stage]
-    key = filling.budgets[stage], chain.most_in_flight[stage], limits.fixed_bytes, tuple(numbers)
+    key = chain.most_in_flight[stage], limits.fixed_bytes, tuple(numbers)
     if key not in filling.mixes:
         filling.mixes[key] = _greedy(filling, stage, numbers)
     mix = filling.mixes[key]
@@ -125,20 +109,20 @@ def _mix(filling: _Filling, stage: int, start: int, end: int) -> Mix | None:
 
 def _greedy(filling: _Filling, stage: int, numbers: Sequence[int]) -> Mix | None:
     chain, flying = filling.chain, filling.chain.most_in_flight[stage]
-    ladders = [_ladder(filling, r, flying) for r in range(len(numbers))]
+    ladders = [_ladder_of(filling, r, flying) for r in range(len(numbers))]
     used = [[0] * len(row) for row in chain.options]
     for r, number in enumerate(numbers):
         used[r][ladders[r][0]] = number
     held = sum(param.state_bytes for param in chain.held(used))
-    budget = filling.budgets[stage] - held - flying * chain.stages[stage].fixed_bytes
+    budget = chain.memory_bytes - held - flying * chain.stages[stage].fixed_bytes
     at = [0] * len(numbers)
     while (excess := _bytes(chain, used, flying) - budget) > 0:
         moves = [r for r, number in enumerate(numbers) if number and at[r] + 1 < len(ladders[r])]
         if not moves:
             return None
-        r = min(moves, key=lambda r: (_price(chain.options[r], ladders[r], at[r], flying), r))
+        r = min(moves, key=lambda r: (price(chain.options[r], ladders[r], at[r], flying), r))
         before, after = ladders[r][at[r]], ladders[r][at[r] + 1]
-        saved = _size(chain.options[r][before], flying) - _size(chain.options[r][after], flying)
+        saved = size(chain.options[r][before], flying) - size(chain.options[r][after], flying)
         number = min(used[r][before], max(1, -(-excess // saved)))
         used[r][before] -= number
         used[r][after] += number
@@ -147,38 +131,18 @@ def _greedy(filling: _Filling, stage: int, numbers: Sequence[int]) -> Mix | None
     return time, tuple(map(tuple, used))
 
 
-def _size(option: OptionCost, flying: int) -> int:
-    return option.state_bytes + flying * option.activation_bytes
-
-
 def _bytes(chain: ChainProblem, used: Sequence[Sequence[int]], flying: int) -> int:
     total, transient = 0, 0
     for row, numbers in zip(chain.options, used, strict=True):
         for option, number in zip(row, numbers, strict=True):
             if number:
-                total += number * _size(option, flying)
+                total += number * size(option, flying)
                 transient = max(transient, option.transient_bytes)
     return total + transient
 
 
-def _price(row: Sequence[OptionCost], ladder: Sequence[int], at: int, flying: int) -> float:
-    """Microseconds per byte that the next rung saves."""
-    before, after = row[ladder[at]], row[ladder[at + 1]]
-    return (after.time_us - before.time_us) / (_size(before, flying) - _size(after, flying))
-
-
-def _ladder(filling: _Filling, run: int, flying: int) -> tuple[int, ...]:
-    """Options on the lower convex hull of time over bytes, fastest first; each next one is smaller."""
+def _ladder_of(filling: _Filling, run: int, flying: int) -> tuple[int, ...]:
     key = run, flying
     if key not in filling.ladders:
-        row = filling.chain.options[run]
-        order = sorted(range(len(row)), key=lambda o: (row[o].time_us, _size(row[o], flying), o))
-        hull: list[int] = []
-        for o in order:
-            if hull and _size(row[o], flying) >= _size(row[hull[-1]], flying):
-                continue
-            hull.append(o)
-            while len(hull) > 2 and _price(row, hull[-3:], 1, flying) <= _price(row, hull[-3:], 0, flying):
-                del hull[-2]
-        filling.ladders[key] = tuple(hull)
+        filling.ladders[key] = ladder(filling.chain.options[run], flying)
     return filling.ladders[key]

@@ -1,14 +1,19 @@
 """A lower bound of a chain's step that knows the memory, without a solver: Lagrange multipliers found in closed form.
 
 For one rank, let c(T) be the most segments of the longest run that T microseconds and M bytes allow, fractions of
-options allowed. It is a linear program in two constraints, so c(T) = min over v of (l_v T + u_v M), with v over the
-vertices of {l t_o + u m_o >= 1 for every option o; l, u >= 0}. The least T at which the ranks together hold the run,
-T*, bounds the slowest rank; with whole segments per rank, so does the least T with sum of floor(c_r(T)) >= n.
+options allowed. By duality, for any multipliers l, u >= 0 of time and memory,
 
-The vertices active at T* are the multipliers of time and memory of each rank. Any multipliers w_r >= 0 with sum at
-most m - beta, and u_r >= 0, give a bound of the step:
+    c(T) <= l T + u M + sum over the rank's stages s of most_s max(0, max over o of (1 - l t_o - u m_so))
 
-    sum over runs k of n_k min over r, o of ((w_r + beta) t_ko - beta h_ko + u_r m_kor)
+and with one stage per rank the vertices of {l t_o + u m_o >= 1 for every option o} make this an equality. With several
+stages the vertices for their average bytes are used; the last term pays for what stages hold beside the average. The
+least T at which the ranks together hold the run bounds the slowest rank; with whole segments per rank, so does the
+least T with sum of floor(c_r(T)) >= n.
+
+The vertices active there are the multipliers of time and memory of each rank. Any w_r >= 0 with sum at most m - beta,
+and u_r >= 0, give a bound of the step:
+
+    sum over runs k of the n_k cheapest places, at min over o of ((w_r + beta) t_ko - beta h_ko + u_r m_kso)
         + sum over r of (w_r + beta) fixed_r - u_r M_r          + E
 
 with h what a row of the schedule hides, and E the least end. Weak duality of linear programs; see for example
@@ -24,27 +29,39 @@ from numpy.typing import NDArray
 from autoplan.solver.chain import ChainProblem, OptionCost, fastest_bound_us, least_end_us, least_longest_us
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
 _SAFE = 1 - 1e-9
 """Taken off every bound for the rounding of floats."""
+_EVER = 1e30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ranks:
-    """What the ranks of a chain have, as arrays over ranks."""
+    """What the ranks of a chain have, and their stages, as arrays."""
 
-    flying: Array
-    """Microbatches that every stage of the rank holds at some moment."""
     fixed_us: Array
     memory: Array
     """Bytes left for states and activations."""
+    average: Array
+    """Microbatches in flight per segment, on average over the stages of a rank at one moment."""
+    taken_us: Array
+    """Time of the segments beside the longest run that the rank must have: the chain's first and last ones."""
+    taken_bytes: Array
+    rank_of: Indices
+    """By stage."""
+    flying: Array
+    """By stage: microbatches in flight at the moment chosen for its rank."""
+    most: int
+    """Segments of a stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Vertices:
-    """``time[r, v]`` and ``memory[r, v]``: the multipliers of rank r at vertex v, infinite where there is none."""
+class _Duals:
+    """Multipliers of rank r at vertex v, and what comes on top there: infinite where there is no vertex."""
 
     time: Array
     memory: Array
+    extra: Array
 
 
 def lower_bound_us(chain: ChainProblem, *, whole: bool = True) -> float:
@@ -53,89 +70,122 @@ def lower_bound_us(chain: ChainProblem, *, whole: bool = True) -> float:
     ``whole`` also asks how many whole segments each rank can hold, which takes longer.
     """
     simple = fastest_bound_us(chain)
-    ranks = _ranks_of(chain)
-    main = max(range(len(chain.lengths)), key=lambda r: (chain.lengths[r] * min(o.time_us for o in chain.options[r]), -r))
-    times, sizes = _figures(chain.options[main], ranks)
-    number = chain.lengths[main]
-    vertices = _vertices(times, sizes)
-    if (ranks.memory < 0).any():
+    fastest = [min(o.time_us for o in row) for row in chain.options]
+    main = max(range(len(fastest)), key=lambda r: (chain.lengths[r] * fastest[r], -r))
+    ranks, number = _ranks_of(chain, main), chain.lengths[main]
+    duals = _duals(chain.options[main], ranks, single=len(chain.stages) == len(chain.ranks))
+    if (ranks.memory < 0).any() or _capacity(duals, ranks, _EVER).sum() < number * _SAFE:
         return float("inf")
-    if _capacity(vertices, ranks, 1e30).sum() < number * _SAFE:
-        return float("inf")
-    least = least_longest_us(chain)
-    shared = _shared_time(vertices, ranks, number, least)
-    longest = _whole_time(vertices, ranks, number, shared) if whole else shared
+    shared = _shared_time(duals, ranks, number, least_longest_us(chain))
+    longest = _whole_time(duals, ranks, number, shared) if whole else shared
     if longest == float("inf"):
         return longest
-    multipliers = _active(vertices, ranks, shared)
-    options = [_figures(row, ranks) for row in chain.options]
-    found = [simple]
+    multipliers = _active(duals, ranks, shared)
+    found = []
     for share, terms in [(0.0, chain.bubble_rows[0]), *((chain.bubble_share, row) for row in chain.bubble_rows)]:
-        hidden = [np.array([o.hidden_us(terms) for o in row]) for row in chain.options]
-        found.append(_by_multipliers(chain, ranks, options, hidden, share, multipliers))
-        net = _net(chain, ranks, options, hidden, multipliers)
-        found.append((chain.num_microbatches - share) * longest + share * max(net, 0.0) if share else 0.0)
-    best = max(found[1:])
-    return max(simple, (best + least_end_us(chain)) * _SAFE)
+        prices = [_Prices.of(row, [o.hidden_us(terms) for o in row], ranks) for row in chain.options]
+        found.append(_by_multipliers(chain, ranks, prices, share, multipliers, main))
+        net = max(0.0, _net(chain, ranks, prices, multipliers, main)) if share else 0.0
+        found.append((chain.num_microbatches - share) * longest + share * net)
+    return max(simple, (max(found) + least_end_us(chain)) * _SAFE)
 
 
-def _ranks_of(chain: ChainProblem) -> _Ranks:
-    flying, fixed, memory = [], [], []
+def _ranks_of(chain: ChainProblem, main: int) -> _Ranks:
+    flying = np.zeros(len(chain.stages))
+    average, fixed, memory = [], [], []
     transient = min(option.transient_bytes for row in chain.options for option in row)
     for rank, stages in enumerate(chain.ranks):
-        moments = chain.in_flight[rank]
-        least = max(min(moment) for moment in moments)
-        held = max(
-            sum(n * chain.stages[s].fixed_bytes for n, s in zip(moment, stages, strict=True)) for moment in moments
-        )
-        flying.append(float(least))
+        moment = max(chain.in_flight[rank], key=lambda counts: (sum(counts), min(counts)))
+        held = sum(n * chain.stages[s].fixed_bytes for n, s in zip(moment, stages, strict=True))
+        flying[list(stages)] = moment
+        average.append(sum(moment) / len(moment))
         fixed.append(sum(chain.stages[s].fixed_us for s in stages))
-        memory.append(float(chain.memory_bytes - transient - (held if len(stages) == 1 else 0)))
-    return _Ranks(flying=np.array(flying), fixed_us=np.array(fixed), memory=np.array(memory))
+        memory.append(float(chain.memory_bytes - transient - held))
+    taken = _taken(chain, main, flying)
+    return _Ranks(
+        fixed_us=np.array(fixed),
+        memory=np.array(memory),
+        average=np.array(average),
+        taken_us=np.array([us for us, _ in taken]),
+        taken_bytes=np.array([size for _, size in taken]),
+        rank_of=np.array(chain.rank_of),
+        flying=flying,
+        most=chain.sizes[1],
+    )
 
 
-def _figures(row: Sequence[OptionCost], ranks: _Ranks) -> tuple[Array, Array]:
-    """Time of each option, and its bytes on each rank."""
-    times = np.array([o.time_us for o in row])
+def _taken(chain: ChainProblem, main: int, flying: Array) -> list[tuple[float, float]]:
+    """Least time and bytes, per rank, of what the sizes of the first and the last stage force on it."""
+    found = [(0.0, 0.0)] * len(chain.ranks)
+    last = len(chain.stages) - 1
+    for stage, runs in ((0, range(main)), (last, range(len(chain.lengths) - 1, main, -1))):
+        left, rank = chain.sizes[0] if last else chain.num_segments, chain.rank_of[stage]
+        for run in runs:
+            number = min(left, chain.lengths[run])
+            left -= number
+            time = min(o.time_us for o in chain.options[run])
+            size = min(o.state_bytes + flying[stage] * o.activation_bytes for o in chain.options[run])
+            found[rank] = (found[rank][0] + number * time, found[rank][1] + number * size)
+    return found
+
+
+def _duals(row: Sequence[OptionCost], ranks: _Ranks, *, single: bool) -> _Duals:
+    """Vertices of every rank's multipliers: one constraint with an axis, or two with each other."""
+    t = np.maximum(np.array([o.time_us for o in row]), 1e-12)
     state = np.array([float(o.state_bytes) for o in row])
     activation = np.array([float(o.activation_bytes) for o in row])
-    return times, state[None, :] + ranks.flying[:, None] * activation[None, :]
-
-
-def _vertices(times: Array, sizes: Array) -> _Vertices:
-    """All vertices of every rank's multipliers: one constraint with an axis, or two with each other."""
-    t, m = np.maximum(times, 1e-12), np.maximum(sizes, 1e-12)
-    ranks, count = m.shape
-    first, second = np.triu_indices(count, 1)
+    m = np.maximum(state[None, :] + ranks.average[:, None] * activation[None, :], 1e-12)
+    first, second = np.triu_indices(len(row), 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         det = t[first] * m[:, second] - t[second] * m[:, first]
         time = (m[:, second] - m[:, first]) / det
         memory = (t[first] - t[second])[None, :] / det
-    alone = np.full((ranks, 1), 1 / t.min())
-    least = 1 / m.min(axis=1, keepdims=True)
-    none = np.zeros((ranks, 1))
-    time, memory = np.hstack([alone, none, time]), np.hstack([none, least, memory])
+    count = len(ranks.average)
+    none = np.zeros((count, 1))
+    time = np.hstack([np.full((count, 1), 1 / t.min()), none, time])
+    memory = np.hstack([none, 1 / m.min(axis=1, keepdims=True), memory])
     covered = time[:, :, None] * t[None, None, :] + memory[:, :, None] * m[:, None, :]
     good = (time >= 0) & (memory >= 0) & (covered >= _SAFE).all(axis=2) & np.isfinite(time) & np.isfinite(memory)
-    return _Vertices(time=np.where(good, time, np.inf), memory=np.where(good, memory, np.inf))
+    extra = np.zeros_like(time)
+    if not single:
+        sizes = state[None, :] + ranks.flying[:, None] * activation[None, :]
+        with np.errstate(invalid="ignore"):
+            paid = time[ranks.rank_of][:, :, None] * t + memory[ranks.rank_of][:, :, None] * sizes[:, None, :]
+        np.add.at(extra, ranks.rank_of, ranks.most * np.maximum(0.0, 1 - paid.min(axis=2)))
+    return _Duals(
+        time=np.where(good, time, 0.0), memory=np.where(good, memory, 0.0), extra=np.where(good, extra, np.inf)
+    )
 
 
-def _capacity(vertices: _Vertices, ranks: _Ranks, limit_us: float) -> Array:
+def _terms(duals: _Duals, ranks: _Ranks, limit_us: float) -> Array:
+    """The bound of c(T) by each vertex."""
+    left = np.maximum(limit_us - ranks.fixed_us - ranks.taken_us, 0.0)
+    room = np.maximum(ranks.memory - ranks.taken_bytes, 0.0)
+    return np.asarray(duals.time * left[:, None] + duals.memory * room[:, None] + duals.extra)
+
+
+def _capacity(duals: _Duals, ranks: _Ranks, limit_us: float) -> Array:
     """Most segments of the run on each rank within a time."""
-    left = np.maximum(limit_us - ranks.fixed_us, 0.0)
-    return np.asarray((vertices.time * left[:, None] + vertices.memory * ranks.memory[:, None]).min(axis=1))
+    return np.asarray(_terms(duals, ranks, limit_us).min(axis=1))
 
 
-def _shared_time(vertices: _Vertices, ranks: _Ranks, number: int, low: float) -> float:
+def _active(duals: _Duals, ranks: _Ranks, limit_us: float) -> tuple[Array, Array]:
+    """Each rank's multipliers of time and memory at a time."""
+    at = _terms(duals, ranks, limit_us).argmin(axis=1)
+    every = np.arange(len(at))
+    return duals.time[every, at], duals.memory[every, at]
+
+
+def _shared_time(duals: _Duals, ranks: _Ranks, number: int, low: float) -> float:
     """Least time at which the ranks together hold so many segments, fractions allowed.
 
     Newton's method: the capacity is concave in the time, so its tangents meet the number from below.
     """
     while True:
-        missing = number * _SAFE - _capacity(vertices, ranks, low).sum()
+        missing = number * _SAFE - _capacity(duals, ranks, low).sum()
         if missing <= 0:
             return low
-        slope = _active(vertices, ranks, low)[0].sum()
+        slope = _active(duals, ranks, low)[0].sum()
         if slope <= 0:
             return float("inf")
         step = low + missing / slope
@@ -144,15 +194,15 @@ def _shared_time(vertices: _Vertices, ranks: _Ranks, number: int, low: float) ->
         low = step
 
 
-def _whole_time(vertices: _Vertices, ranks: _Ranks, number: int, low: float) -> float:
+def _whole_time(duals: _Duals, ranks: _Ranks, number: int, low: float) -> float:
     """The same with whole segments on each rank, to a hundred-thousandth from below."""
 
     def holds(limit_us: float) -> bool:
-        return bool(np.floor(_capacity(vertices, ranks, limit_us) * (1 + 1e-9)).sum() >= number)
+        return bool(np.floor(_capacity(duals, ranks, limit_us) * (1 + 1e-9)).sum() >= number)
 
     if low == float("inf") or holds(low):
         return low
-    if not holds(1e30):
+    if not holds(_EVER):
         return float("inf")
     high = max(2 * low, 1.0)
     while not holds(high):
@@ -163,17 +213,29 @@ def _whole_time(vertices: _Vertices, ranks: _Ranks, number: int, low: float) -> 
     return low
 
 
-def _active(vertices: _Vertices, ranks: _Ranks, limit_us: float) -> tuple[Array, Array]:
-    """Each rank's multipliers of time and memory at a time."""
-    left = np.maximum(limit_us - ranks.fixed_us, 0.0)
-    at = (vertices.time * left[:, None] + vertices.memory * ranks.memory[:, None]).argmin(axis=1)
-    every = np.arange(len(at))
-    return vertices.time[every, at], vertices.memory[every, at]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prices:
+    """One run: time and hidden time by option, bytes by stage and option."""
+
+    time: Array
+    hidden: Array
+    sizes: Array
+
+    @staticmethod
+    def of(row: Sequence[OptionCost], hidden: Sequence[float], ranks: _Ranks) -> "_Prices":
+        """Gather them."""
+        state = np.array([float(o.state_bytes) for o in row])
+        activation = np.array([float(o.activation_bytes) for o in row])
+        return _Prices(
+            time=np.array([o.time_us for o in row]),
+            hidden=np.array(hidden),
+            sizes=state[None, :] + ranks.flying[:, None] * activation[None, :],
+        )
 
 
 def _by_multipliers(
-    chain: ChainProblem, ranks: _Ranks, options: Sequence[tuple[Array, Array]], hidden: Sequence[Array], share: float,
-    multipliers: tuple[Array, Array],
+    chain: ChainProblem, ranks: _Ranks, prices: Sequence[_Prices], share: float, multipliers: tuple[Array, Array],
+    main: int,
 ) -> float:  # fmt: skip
     """The bound of the module's docstring, end apart."""
     time, memory = multipliers
@@ -184,29 +246,32 @@ def _by_multipliers(
     weights = np.maximum(scale * time - share, 0.0)
     if weights.sum() > total:
         weights *= total / weights.sum()
-    return _dual(chain, ranks, options, hidden, share, weights + share, scale * memory)
+    return _dual(chain, ranks, prices, share, weights + share, scale * memory, main)
 
 
 def _net(
-    chain: ChainProblem, ranks: _Ranks, options: Sequence[tuple[Array, Array]], hidden: Sequence[Array],
-    multipliers: tuple[Array, Array],
+    chain: ChainProblem, ranks: _Ranks, prices: Sequence[_Prices], multipliers: tuple[Array, Array], main: int
 ) -> float:  # fmt: skip
     """Least sum of the ranks' times net of what is hidden, within the memory."""
     time, memory = multipliers
-    ones, none = np.ones_like(time), np.zeros_like(memory)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        per_time = np.where(time > 0, memory / np.maximum(time, 1e-300), 0.0)
-    return max(
-        _dual(chain, ranks, options, hidden, 1.0, ones, none), _dual(chain, ranks, options, hidden, 1.0, ones, per_time)
-    )
+    ones = np.ones_like(time)
+    per_time = np.where(time > 0, memory / np.maximum(time, 1e-300), 0.0)
+    return max(_dual(chain, ranks, prices, 1.0, ones, us, main) for us in (np.zeros_like(memory), per_time))
 
 
 def _dual(
-    chain: ChainProblem, ranks: _Ranks, options: Sequence[tuple[Array, Array]], hidden: Sequence[Array], share: float,
-    weights: Array, memory: Array,
+    chain: ChainProblem, ranks: _Ranks, prices: Sequence[_Prices], share: float, weights: Array, memory: Array,
+    main: int,
 ) -> float:  # fmt: skip
     bound = float((weights * ranks.fixed_us - memory * ranks.memory).sum())
-    for number, (times, sizes), less in zip(chain.lengths, options, hidden, strict=True):
-        price = weights[:, None] * times[None, :] - share * less[None, :] + memory[:, None] * sizes
-        bound += number * float(price.min())
+    weight, byte = weights[ranks.rank_of][:, None], memory[ranks.rank_of][:, None]
+    for run, (number, price) in enumerate(zip(chain.lengths, prices, strict=True)):
+        each = (weight * price.time - share * price.hidden + byte * price.sizes).min(axis=1)
+        if run == main and ranks.most < number:
+            each = np.sort(each)
+            full = number // ranks.most
+            bound += ranks.most * float(each[:full].sum())
+            bound += (number - full * ranks.most) * float(each[full]) if number % ranks.most else 0.0
+        else:
+            bound += number * float(each.min())
     return bound

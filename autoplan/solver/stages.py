@@ -28,7 +28,9 @@ from autoplan.solver.construct import construct
 from autoplan.solver.dual import lower_bound_us
 from autoplan.solver.milp import SolveState, dual_bound, run_solver
 
-MOST_NODES = 2000
+MOST_COUNTS = 300
+"""Integers of a MILP that is worth its time when a gap is allowed; larger chains keep what was constructed."""
+MOST_NODES = 500
 """Nodes of one branch and bound; a limit in nodes, not seconds, keeps answers the same on every machine."""
 
 
@@ -71,6 +73,9 @@ def _within(time_us: float, bound_us: float, gap: float) -> bool:
 def _by_milp(
     chain: ChainProblem, found: Counts | None, bound: float, gap: float, cutoff_us: float, time_limit_s: float
 ) -> ChainSolution:
+    if gap > 0 and _num_counts(chain) > MOST_COUNTS:
+        state = SolveState.FEASIBLE if found is not None else SolveState.TIME_LIMIT
+        return ChainSolution(state=state, counts=found, bound_us=bound)
     upper = min(cutoff_us, objective_us(chain, found) if found is not None else float("inf"))
     model = _state(chain, overflow=False)
     times = _add_objective(model)
@@ -93,6 +98,10 @@ def _by_milp(
     return ChainSolution(
         state=SolveState.OPTIMAL if exact else SolveState.FEASIBLE, counts=found, bound_us=min(bound, value)
     )
+
+
+def _num_counts(chain: ChainProblem) -> int:
+    return len(chain.stages) * sum(map(len, chain.options))
 
 
 def least_overflow(chain: ChainProblem, time_limit_s: float = 10.0) -> Counts | None:
@@ -155,7 +164,10 @@ def _add_counts(model: _Model) -> None:
             [model.lp.add_variable(f"n_{s}_{r}_{o}", 0, length, pulp.LpInteger) for o in range(len(chain.options[r]))]
             for r, length in enumerate(chain.lengths)
         ])  # fmt: skip
-        model.add(pulp.lpSum(v for row in model.n[s] for v in row) >= 1)
+        size = pulp.lpSum(v for row in model.n[s] for v in row)
+        model.add(size >= chain.sizes[0])
+        if chain.sizes[1] < chain.num_segments:
+            model.add(size <= chain.sizes[1])
     for r, length in enumerate(chain.lengths):
         model.add(pulp.lpSum(v for stage in model.n for v in stage[r]) == length)
     for s, cut in enumerate(chain.cuts or ()):

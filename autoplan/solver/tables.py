@@ -8,6 +8,7 @@ settled first (``context.py``), and the tensor axis is solved on what is left of
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import gcd
 
 from autoplan.cluster import Cluster, Group
 from autoplan.cost import Collective, CostModel
@@ -84,6 +85,8 @@ class Tables:
     recompute: tuple[Recompute, ...] = RECOMPUTE
     """Ways to recompute that may be chosen."""
     constraints: Constraints = Constraints()
+    heads: tuple[int, ...] = ()
+    """Query and key heads of every attention op."""
     models: dict[int, Model] = field(default_factory=dict, repr=False)
     contexts: dict[tuple[int, int, int, int], tuple[Context, Model]] = field(default_factory=dict, repr=False)
     axes: dict[int, Axis] = field(default_factory=dict, repr=False)
@@ -101,12 +104,19 @@ class Tables:
         model = self.model(key.microbatch)
         if key.cp == 1:
             return None, model
-        found = key.cp, key.cp_per_node, key.microbatch, key.tp
+        found = key.cp, key.cp_per_node, key.microbatch, self._most_tensor(key)
         if found not in self.contexts:
             axis = Axis(group=Group(size=key.cp, per_node=key.cp_per_node), cost=self.cost)
-            context = make_context(model, self.split, axis, tensor_degree=key.tp)
+            context = make_context(model, self.split, axis, tensor_degree=found[3])
             self.contexts[found] = context, context_model(model, context)
         return self.contexts[found]
+
+    def _most_tensor(self, key: TableKey) -> int:
+        """A tensor degree that leaves the context axis the same choice of heads: the largest, or one too many."""
+        if not self.heads:
+            return 1
+        most = gcd(*self.heads) // key.cp if gcd(*self.heads) % key.cp == 0 else 0
+        return max(1, most) if most and most % key.tp == 0 else key.tp * max(1, *self.heads)
 
     def table(self, key: TableKey) -> Table:
         """Options of every class."""
