@@ -5,7 +5,7 @@ tensor axis, because each split treats the shapes it is given as whole.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from autoplan.ir import Arg, Graph, OpNode, TensorMeta
 from autoplan.sharding import REPLICATE, Placement, Strategy, local_shape
@@ -80,13 +80,14 @@ def localize(
     """
     if degree == 1:
         return graph
+    shrink = _Shrink(degree=degree, coordinate=coordinate)
 
     def meta(value: str, whole: TensorMeta) -> TensorMeta:
-        return _local(whole, placements.get(value, REPLICATE), degree, coordinate)
+        return shrink(whole, placements.get(value, REPLICATE))
 
     return replace(
         graph,
-        nodes=tuple(localize_node(n, strategies.get(n.name), degree, coordinate) for n in graph.nodes),
+        nodes=tuple(_localize_node(n, strategies.get(n.name), shrink) for n in graph.nodes),
         params=tuple(replace(p, meta=meta(p.value, p.meta)) for p in graph.params),
         constants=tuple((name, meta(name, whole)) for name, whole in graph.constants),
         inputs=tuple(replace(i, meta=meta(i.value, i.meta)) for i in graph.inputs),
@@ -95,20 +96,37 @@ def localize(
 
 def localize_node(node: OpNode, strategy: Strategy | None, degree: int, coordinate: int) -> OpNode:
     """One node with its local result shapes and the shape argument that makes them."""
-    if strategy is None or degree == 1:
+    return node if degree == 1 else _localize_node(node, strategy, _Shrink(degree=degree, coordinate=coordinate))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shrink:
+    """Whole shapes to local ones; a model has few of them and uses each many times."""
+
+    degree: int
+    coordinate: int
+    known: dict[tuple[TensorMeta, Placement], TensorMeta] = field(default_factory=dict)
+
+    def __call__(self, whole: TensorMeta, placement: Placement) -> TensorMeta:
+        key = whole, placement
+        if key not in self.known:
+            shape = local_shape(whole.shape, placement, self.degree, self.coordinate)
+            self.known[key] = TensorMeta(shape=shape, dtype=whole.dtype)
+        return self.known[key]
+
+
+def _localize_node(node: OpNode, strategy: Strategy | None, shrink: _Shrink) -> OpNode:
+    if strategy is None:
         return node
-    outputs = tuple(
-        _local(whole, placement, degree, coordinate)
-        for whole, placement in zip(node.outputs, strategy.outputs, strict=True)
-    )
-    if outputs == node.outputs or node.op not in SHAPE_ARGUMENTS:
-        return replace(node, outputs=outputs)
-    position, rewrite = SHAPE_ARGUMENTS[node.op]
-    args = list(node.args)
-    assert position < len(args), f"{node.op} passes its sizes by keyword"
-    args[position] = rewrite(node, outputs)
-    return replace(node, outputs=outputs, args=tuple(args))
-
-
-def _local(whole: TensorMeta, placement: Placement, degree: int, coordinate: int) -> TensorMeta:
-    return replace(whole, shape=local_shape(whole.shape, placement, degree, coordinate))
+    outputs = tuple(shrink(whole, place) for whole, place in zip(node.outputs, strategy.outputs, strict=True))
+    if outputs == node.outputs:
+        return node
+    args = node.args
+    if node.op in SHAPE_ARGUMENTS:
+        position, rewrite = SHAPE_ARGUMENTS[node.op]
+        assert position < len(args), f"{node.op} passes its sizes by keyword"
+        args = (*args[:position], rewrite(node, outputs), *args[position + 1 :])
+    return OpNode(
+        name=node.name, op=node.op, args=args, kwargs=node.kwargs, outputs=outputs,
+        module_path=node.module_path, source=node.source,
+    )  # fmt: skip

@@ -14,12 +14,12 @@ gradient of a whole value stays a sum over the parts.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from autoplan.errors import InputError
-from autoplan.ir import Graph, OpNode, SegmentedGraph, refs_in
+from autoplan.ir import Arg, Graph, OpNode, Ref, SegmentedGraph, refs_in
 from autoplan.sharding import (
     PARTIAL,
     REPLICATE,
@@ -44,6 +44,10 @@ class BatchSplit:
     """Strategy of each node, in the order of the graph, prelude and chain alike."""
     obstacle: str = ""
     """Why the samples cannot be split, in words; everything is Replicate then."""
+    grads: frozenset[str] = field(repr=False, compare=False)
+    """Values that a gradient flows to."""
+    slices: Mapping[str, tuple[tuple[str, Shard], ...]] = field(repr=False, compare=False)
+    """Node to those operands that it reads as a slice of the samples although they are made whole."""
     strategy_of: dict[str, Strategy] = field(init=False, repr=False, compare=False)
     placement_of: dict[str, Placement] = field(repr=False, compare=False)
     """Placement of each value: parameters, constants, inputs and results."""
@@ -62,16 +66,56 @@ class BatchSplit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """A node with what it reads, looked up once, and what it has in common with others."""
+
+    node: OpNode
+    operands: tuple[str, ...]
+    alike: Hashable
+    """Everything that bears on its strategies; equal for the nodes of equal layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
     graph: Graph
     grads: frozenset[str]
+    uses: tuple[_Use, ...] = field(init=False)
+    known: dict[Hashable, tuple[Strategy, ...]] = field(default_factory=dict)
+    fitting: dict[Hashable, Strategy] = field(default_factory=dict)
+    ordered: dict[Hashable, Strategy] = field(default_factory=dict)
 
-    def strategies(self, node: OpNode) -> tuple[Strategy, ...]:
-        return strategies(node, self.graph.metas, self.grads.__contains__, self.graph.batch_size)
+    def __post_init__(self) -> None:
+        """Look up what every node reads."""
+        object.__setattr__(self, "uses", tuple(map(self._use, self.graph.nodes)))
+
+    def _use(self, node: OpNode) -> _Use:
+        operands, results = node.operands, node.results
+        number = {name: i for i, name in enumerate((*operands, *results))}
+        alike = (
+            node.op,
+            unnamed(node.args, number),
+            tuple((key, unnamed(arg, number)) for key, arg in node.kwargs),
+            tuple((self.graph.metas[name], name in self.grads) for name in number),
+        )
+        return _Use(node=node, operands=operands, alike=alike)
+
+    def strategies(self, use: _Use) -> tuple[Strategy, ...]:
+        if use.alike not in self.known:
+            self.known[use.alike] = strategies(
+                use.node, self.graph.metas, self.grads.__contains__, self.graph.batch_size
+            )
+        return self.known[use.alike]
 
     def whole(self, value: str) -> Replicate:
         """How a value that is the same in all parts is placed."""
         return REPLICATE_PARTIAL_GRAD if value in self.grads else REPLICATE
+
+
+def unnamed(arg: Arg, number: Mapping[str, int]) -> Hashable:
+    """An argument with numbers in the place of names. Types count: 1 and True and 1.0 are different arguments."""
+    if isinstance(arg, Ref):
+        return "value", number[arg.name]
+    return tuple(unnamed(item, number) for item in arg) if isinstance(arg, tuple) else (type(arg), arg)
 
 
 class _Obstacle(Exception):
@@ -85,14 +129,15 @@ def split_batch(segmented: SegmentedGraph) -> BatchSplit:
     """
     graph = segmented.graph
     check_rules(graph.nodes)
+    grads = grad_values(graph)
     if graph.batch_size < 2:
-        return _unsplit(graph, f"a batch of {graph.batch_size} cannot be divided")
+        return _unsplit(graph, grads, f"a batch of {graph.batch_size} cannot be divided")
     if all(item.batch_dim is None for item in graph.inputs):
-        return _unsplit(graph, "no input has a dim that counts samples")
+        return _unsplit(graph, grads, "no input has a dim that counts samples")
     try:
-        return _split(_Setting(graph=graph, grads=grad_values(graph)))
+        return _split(_Setting(graph=graph, grads=grads))
     except _Obstacle as obstacle:
-        return _unsplit(graph, str(obstacle))
+        return _unsplit(graph, grads, str(obstacle))
 
 
 def check_parts(split: BatchSplit, graph: Graph, parts: int) -> None:
@@ -112,7 +157,7 @@ def check_parts(split: BatchSplit, graph: Graph, parts: int) -> None:
         )
 
 
-def _unsplit(graph: Graph, obstacle: str) -> BatchSplit:
+def _unsplit(graph: Graph, grads: frozenset[str], obstacle: str) -> BatchSplit:
     whole = [
         (n.name, Strategy(inputs=(REPLICATE,) * len(n.operands), outputs=(REPLICATE,) * len(n.results)))
         for n in graph.nodes
@@ -121,6 +166,8 @@ def _unsplit(graph: Graph, obstacle: str) -> BatchSplit:
         inputs=tuple((item.value, REPLICATE) for item in graph.inputs),
         strategies=tuple(whole),
         obstacle=obstacle,
+        grads=grads,
+        slices={},
         placement_of=dict.fromkeys(graph.metas, REPLICATE),
     )
 
@@ -136,8 +183,20 @@ def _split(setting: _Setting) -> BatchSplit:
     return BatchSplit(
         inputs=inputs,
         strategies=tuple((node.name, chosen[node.name]) for node in graph.nodes),
+        grads=setting.grads,
+        slices={use.node.name: found for use in setting.uses if (found := _sliced(use, chosen, placements))},
         placement_of=placements,
     )
+
+
+def _sliced(
+    use: _Use, chosen: Mapping[str, Strategy], placements: Mapping[str, Placement]
+) -> tuple[tuple[str, Shard], ...]:
+    wanted = zip(use.operands, chosen[use.node.name].inputs, strict=True)
+    return tuple(
+        (name, place) for name, place in wanted
+        if isinstance(place, Shard) and not isinstance(placements[name], Shard)
+    )  # fmt: skip
 
 
 def _leaves(setting: _Setting) -> dict[str, Placement]:
@@ -150,37 +209,41 @@ def _leaves(setting: _Setting) -> dict[str, Placement]:
     return placements
 
 
-def _forward(setting: _Setting, placements: dict[str, Placement], chosen: dict[str, Strategy]) -> list[OpNode]:
+def _forward(setting: _Setting, placements: dict[str, Placement], chosen: dict[str, Strategy]) -> list[_Use]:
     """Decide every node that reads samples, in order; return the free ones."""
     free = []
-    for node in setting.graph.nodes:
-        reads_samples = any(isinstance(placements.get(name), Shard | Partial) for name in node.operands)
+    for use in setting.uses:
+        node = use.node
+        found = tuple(map(placements.get, use.operands))
+        reads_samples = any(isinstance(place, Shard | Partial) for place in found)
         if not reads_samples or (node.op in FACTORIES and not node.op.endswith("_like.default")):
-            free.append(node)
+            free.append(use)
             continue
-        strategy = _fitting(setting, node, placements)
-        chosen[node.name] = strategy
+        key = use.alike, found
+        if key not in setting.fitting:
+            setting.fitting[key] = _fitting(setting, use, placements)
+        strategy = chosen[node.name] = setting.fitting[key]
         placements.update(zip(node.results, strategy.outputs, strict=True))
     return free
 
 
-def _fitting(setting: _Setting, node: OpNode, placements: dict[str, Placement]) -> Strategy:
-    found = [s for s in setting.strategies(node) if _accepts(setting, node, s, placements)]
-    found.sort(key=lambda s: (sum(not isinstance(p, Shard) for p in s.outputs), _slices(node, s, placements)))
+def _fitting(setting: _Setting, use: _Use, placements: dict[str, Placement]) -> Strategy:
+    found = [s for s in setting.strategies(use) if _accepts(setting, use, s, placements)]
+    found.sort(key=lambda s: (sum(not isinstance(p, Shard) for p in s.outputs), _slices(use, s, placements)))
     if not found:
-        reads = ", ".join(f"{name} as {placements.get(name, 'whole')}" for name in node.operands)
-        raise _Obstacle(f"{node.where} mixes samples, or its rule cannot tell them apart (it reads {reads})")
+        reads = ", ".join(f"{name} as {placements.get(name, 'whole')}" for name in use.operands)
+        raise _Obstacle(f"{use.node.where} mixes samples, or its rule cannot tell them apart (it reads {reads})")
     return found[0]
 
 
-def _slices(node: OpNode, strategy: Strategy, placements: dict[str, Placement]) -> int:
-    return sum(placements.get(name) not in (None, p) for name, p in zip(node.operands, strategy.inputs, strict=True))
+def _slices(use: _Use, strategy: Strategy, placements: dict[str, Placement]) -> int:
+    return sum(placements.get(name) not in (None, p) for name, p in zip(use.operands, strategy.inputs, strict=True))
 
 
-def _accepts(setting: _Setting, node: OpNode, strategy: Strategy, placements: dict[str, Placement]) -> bool:
+def _accepts(setting: _Setting, use: _Use, strategy: Strategy, placements: dict[str, Placement]) -> bool:
     return all(
         _reachable(placements.get(name, setting.whole(name)), wanted)
-        for name, wanted in zip(node.operands, strategy.inputs, strict=True)
+        for name, wanted in zip(use.operands, strategy.inputs, strict=True)
     )
 
 
@@ -196,38 +259,40 @@ def _reachable(found: Placement, wanted: Placement) -> bool:
 
 
 def _backward(
-    setting: _Setting, placements: dict[str, Placement], chosen: dict[str, Strategy], free: list[OpNode]
+    setting: _Setting, placements: dict[str, Placement], chosen: dict[str, Strategy], free: list[_Use]
 ) -> None:
     """Decide the free nodes from the last to the first, by what their readers want."""
     wanted: dict[str, set[Placement]] = defaultdict(set)
-    for node in setting.graph.nodes:
-        if node.name in chosen:
-            _want(wanted, node, chosen[node.name])
+    for use in setting.uses:
+        if use.node.name in chosen:
+            _want(wanted, use, chosen[use.node.name])
     for name in _returned(setting.graph):
         wanted[name].add(setting.whole(name))
-    for node in reversed(free):
-        strategy = _made_to_order(setting, node, placements, wanted)
-        chosen[node.name] = strategy
-        placements.update(zip(node.results, strategy.outputs, strict=True))
-        _want(wanted, node, strategy)
+    for use in reversed(free):
+        strategy = chosen[use.node.name] = _made_to_order(setting, use, placements, wanted)
+        placements.update(zip(use.node.results, strategy.outputs, strict=True))
+        _want(wanted, use, strategy)
 
 
-def _want(wanted: dict[str, set[Placement]], node: OpNode, strategy: Strategy) -> None:
-    for name, placement in zip(node.operands, strategy.inputs, strict=True):
+def _want(wanted: dict[str, set[Placement]], use: _Use, strategy: Strategy) -> None:
+    for name, placement in zip(use.operands, strategy.inputs, strict=True):
         wanted[name].add(placement)
 
 
 def _made_to_order(
-    setting: _Setting, node: OpNode, placements: dict[str, Placement], wanted: dict[str, set[Placement]]
+    setting: _Setting, use: _Use, placements: dict[str, Placement], wanted: dict[str, set[Placement]]
 ) -> Strategy:
-    orders = [_order(setting, name, wanted[name]) for name in node.results]
-    whole = [setting.whole(name) for name in node.results]
-    possible = [s for s in setting.strategies(node) if _accepts(setting, node, s, placements)]
-    for outputs in (tuple(orders), tuple(whole)):
-        for strategy in possible:
-            if strategy.outputs == outputs:
-                return strategy
-    raise AssertionError(f"{node.where} cannot be run whole; every rule offers that")
+    results = use.node.results
+    orders = tuple(_order(setting, name, wanted[name]) for name in results)
+    key = use.alike, tuple(map(placements.get, use.operands)), orders
+    if key not in setting.ordered:
+        possible = [s for s in setting.strategies(use) if _accepts(setting, use, s, placements)]
+        by_outputs = {strategy.outputs: strategy for strategy in reversed(possible)}
+        whole = tuple(map(setting.whole, results))
+        found = by_outputs.get(orders) or by_outputs.get(whole)
+        assert found is not None, f"{use.node.where} cannot be run whole; every rule offers that"
+        setting.ordered[key] = found
+    return setting.ordered[key]
 
 
 def _order(setting: _Setting, name: str, wanted: set[Placement]) -> Placement:

@@ -1,10 +1,10 @@
 """A class of segments on the tensor axis -> its Problem: candidates from the rules, prices from the cost model."""
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from autoplan.cost import Collective, Work
-from autoplan.ir import Arg, Graph, OpNode, Ref, Segment, SegmentedGraph, TensorMeta, refs_in
+from autoplan.ir import Graph, OpNode, Segment, SegmentedGraph, TensorMeta, refs_in
 from autoplan.localize import localize
 from autoplan.sharding import (
     REPLICATE,
@@ -17,7 +17,7 @@ from autoplan.sharding import (
     local_shape,
 )
 from autoplan.solver import experts
-from autoplan.solver.batch import BatchSplit
+from autoplan.solver.batch import BatchSplit, unnamed
 from autoplan.solver.problem import (
     Axis,
     Candidate,
@@ -31,7 +31,7 @@ from autoplan.solver.problem import (
     param_sources,
     wants_of,
 )
-from autoplan.solver.rules import block_counts_in, grad_values, strategies
+from autoplan.solver.rules import block_counts_in, strategies
 from autoplan.solver.saved import saved, saved_extra_bytes
 from autoplan.solver.work import SAME_VALUES, backward_work, forward_work, is_view, weight_share, work_kind
 
@@ -79,29 +79,25 @@ class Model:
 def make_model(sg: SegmentedGraph, split: BatchSplit, parts: int) -> Model:
     """The model with the shapes of one of ``parts`` equal parts of the batch."""
     graph = localize(sg.graph, split.strategy_of, split.placement_of, parts)
-    nodes = {node.name: node for node in graph.nodes}
     made_in = {
-        result: index for index, segment in enumerate(sg.segments) for n in segment.nodes for result in nodes[n].results
-    }
+        result: index
+        for index, segment in enumerate(sg.segments) for n in segment.nodes for result in sg.graph.node_of[n].results
+    }  # fmt: skip
     return Model(
         sg=sg,
         graph=graph,
-        nodes=nodes,
-        grads=grad_values(sg.graph),
+        nodes={node.name: node for node in graph.nodes},
+        grads=split.grads,
         block_counts=block_counts_in(sg.graph.nodes),
         made_in=made_in,
-        sliced={node.name: found for node in sg.graph.nodes if (found := _slices(sg.graph, split, node, parts))},
+        sliced={} if parts == 1 else {n: _sliced(sg.graph, found, parts) for n, found in split.slices.items()},
     )
 
 
-def _slices(whole: Graph, split: BatchSplit, node: OpNode, parts: int) -> dict[str, TensorMeta]:
-    if parts == 1:
-        return {}
-    wanted = zip(node.operands, split.strategy(node.name).inputs, strict=True)
+def _sliced(whole: Graph, slices: Iterable[tuple[str, Shard]], parts: int) -> dict[str, TensorMeta]:
     return {
         name: replace(whole.metas[name], shape=local_shape(whole.metas[name].shape, place, parts, 0))
-        for name, place in wanted
-        if isinstance(place, Shard) and not isinstance(split.placement(name), Shard)
+        for name, place in slices
     }
 
 
@@ -209,19 +205,13 @@ def _use(model: Model, node: OpNode, axis: Axis) -> _Use:
     number = {name: i for i, name in enumerate(metas)}
     key = (
         node.op,
-        _unnamed(node.args, number),
-        tuple((name, _unnamed(arg, number)) for name, arg in node.kwargs),
+        unnamed(node.args, number),
+        tuple((name, unnamed(arg, number)) for name, arg in node.kwargs),
         node.outputs,
         tuple((meta, name in grads, name in weights) for name, meta in metas.items()),
     )
     memo = axis.nodes.setdefault(key, NodeMemo())
     return _Use(node=node, operands=operands, results=results, metas=metas, grads=grads, weights=weights, memo=memo)
-
-
-def _unnamed(arg: Arg, number: Mapping[str, int]) -> Hashable:
-    if isinstance(arg, Ref):
-        return "operand", number[arg.name]
-    return tuple(_unnamed(item, number) for item in arg) if isinstance(arg, tuple) else (type(arg), arg)
 
 
 def _node_problem(use: _Use, found: Iterable[Strategy], axis: Axis) -> NodeProblem:
