@@ -79,14 +79,14 @@ class Model:
 def make_model(sg: SegmentedGraph, split: BatchSplit, parts: int) -> Model:
     """The model with the shapes of one of ``parts`` equal parts of the batch."""
     graph = localize(sg.graph, split.strategy_of, split.placement_of, parts)
+    nodes = {node.name: node for node in graph.nodes}
     made_in = {
-        result: index
-        for index, segment in enumerate(sg.segments) for n in segment.nodes for result in sg.graph.node_of[n].results
-    }  # fmt: skip
+        result: index for index, segment in enumerate(sg.segments) for n in segment.nodes for result in nodes[n].results
+    }
     return Model(
         sg=sg,
         graph=graph,
-        nodes={node.name: node for node in graph.nodes},
+        nodes=nodes,
         grads=split.grads,
         block_counts=block_counts_in(sg.graph.nodes),
         made_in=made_in,
