@@ -21,6 +21,7 @@ from autoplan.randomness import random_ops
 from autoplan.solver.request import Request
 from autoplan.solver.solve import solve
 from autoplan.trace.capture import Traced, trace_model
+from autoplan.trace.collection import no_collection
 from autoplan.trace.inputs import Inputs, as_call, find_batch_dims
 from autoplan.trace.segments import segment_graph
 from autoplan.trace.source import load_model
@@ -151,6 +152,7 @@ def _naming(cluster: Cluster, told: Told) -> Told:
     return lambda message: told(f"{cluster}: {message}")
 
 
+@no_collection()
 def _load(
     spec: str,
     clusters: Sequence[Cluster],

@@ -19,6 +19,7 @@ from autoplan.plan.outcome import Outcome
 from autoplan.plan.plan import Plan
 from autoplan.report.bill import bill_text
 from autoplan.report.comparison import Comparison, compare, comparison_json, comparison_text
+from autoplan.trace.collection import no_collection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,8 @@ def _budgets(clusters: Sequence[str], tokens: str | None, prices: tuple[float, .
 def _plan(asked: _Asked, choices: Choices) -> Plan:
     with Progress(Console(stderr=True)).shown() as progress:
         progress("loading torch")
-        from autoplan import planning  # loads torch, which --help and report can do without
+        with no_collection():
+            from autoplan import planning  # loads torch, which --help and report can do without
 
         with redirect_stdout(sys.stderr):  # what the user's model prints must not mix with the plan
             return planning.search_source(
@@ -105,7 +107,8 @@ def _plan(asked: _Asked, choices: Choices) -> Plan:
 def _outcomes(asked: _Asked, choices: Choices) -> tuple[Outcome, ...]:
     with Progress(Console(stderr=True)).shown() as progress:
         progress("loading torch")
-        from autoplan import planning  # as above
+        with no_collection():
+            from autoplan import planning  # as above
 
         with redirect_stdout(sys.stderr):
             return planning.search_clusters(

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from autoplan.errors import InputError
 from autoplan.trace.blame import line_of_error
-from autoplan.trace.collection import no_collection
 from autoplan.trace.compat import fake_mode
 from autoplan.trace.inputs import Inputs, as_call
 from autoplan.trace.tree import flatten
@@ -130,7 +129,7 @@ def _weightless_first(call: Callable[[], object], what: str) -> object:
     """Call with fake tensors; a constructor that reads values of tensors is called again for real."""
     state = torch.get_rng_state()
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), fake_mode(), no_collection():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), fake_mode():
             warnings.simplefilter("ignore")
             return call()
     except (Exception, SystemExit):
