@@ -1,0 +1,118 @@
+"""Bounds, constructed cuts and the MILP of a chain against brute force over every cut and every option."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import oracle
+import pytest
+from random_chains import random_chain
+
+from autoplan.plan.schedule import Hidden
+from autoplan.solver import dual
+from autoplan.solver.chain import ChainProblem, fastest_bound_us, objective_us, overflow_bytes
+from autoplan.solver.construct import construct
+from autoplan.solver.dual import lower_bound_us
+from autoplan.solver.milp import SolveState
+from autoplan.solver.stages import solve_stages
+
+SEEDS = range(250)
+EVER = float("inf")
+
+
+@cache
+def optimum(seed: int) -> float:
+    """Infinite when nothing fits."""
+    best = oracle.best_chain(random_chain(seed))
+    return EVER if best is None else best
+
+
+def too_high(bound: Callable[[ChainProblem], float]) -> list[int]:
+    """Chains whose optimum is below a bound."""
+    return [seed for seed in SEEDS if bound(random_chain(seed)) > optimum(seed) * (1 + 1e-9)]
+
+
+def test_the_random_chains_cover_every_schedule_and_both_ends():
+    chains = [random_chain(seed) for seed in SEEDS]
+    assert {len(chain.stages) // len(chain.ranks) for chain in chains} == {1, 2, 3}
+    assert {len(chain.bubble_rows) for chain in chains} == {1, 3, 8}
+    assert any(chain.shared for chain in chains)
+    nothing_fits = sum(optimum(seed) == EVER for seed in SEEDS)
+    assert len(SEEDS) / 20 < nothing_fits < len(SEEDS) / 2
+
+
+def test_no_bound_is_above_the_optimum():
+    assert not too_high(lower_bound_us)
+    assert not too_high(lambda chain: lower_bound_us(chain, whole=False))
+    assert not too_high(fastest_bound_us)
+
+
+def test_bounds_are_close_and_whole_segments_make_them_closer():
+    feasible = [seed for seed in SEEDS if optimum(seed) < EVER]
+    shares = [
+        sum(bound(random_chain(seed)) / optimum(seed) for seed in feasible) / len(feasible)
+        for bound in (fastest_bound_us, lambda chain: lower_bound_us(chain, whole=False), lower_bound_us)
+    ]
+    assert shares == sorted(shares)
+    assert shares[-1] > 0.8
+
+
+MUTATIONS = {
+    "one per cent more": lambda chain: lower_bound_us(chain) * 1.01,
+    "less memory": lambda chain: lower_bound_us(replace(chain, memory_bytes=chain.memory_bytes * 99 // 100)),
+    "nothing hidden": lambda chain: lower_bound_us(replace(chain, bubble_rows=(Hidden(0, 0, 0),))),
+    "sends hide as backward": lambda chain: lower_bound_us(
+        replace(chain, stages=tuple(replace(stage, forward_us=0.0) for stage in chain.stages))
+    ),
+    "one microbatch more": lambda chain: lower_bound_us(replace(chain, num_microbatches=chain.num_microbatches + 1)),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS)
+def test_a_wrong_bound_would_show(mutation: Callable[[ChainProblem], float]):
+    assert too_high(mutation)
+
+
+def test_multipliers_without_their_memory_would_show(monkeypatch: pytest.MonkeyPatch):
+    ranks_of = dual._ranks_of
+    monkeypatch.setattr(dual, "_ranks_of", lambda *args: replace(ranks_of(*args), memory=ranks_of(*args).memory * 0.99))
+    assert too_high(lower_bound_us)
+
+
+def test_constructed_cuts_fit_and_are_never_better_than_the_best():
+    found = 0
+    for seed in SEEDS:
+        chain = random_chain(seed)
+        counts = construct(chain)
+        if counts is not None:
+            found += 1
+            assert overflow_bytes(chain, counts) <= 0, seed
+            assert objective_us(chain, counts) >= optimum(seed) * (1 - 1e-9), seed
+    assert found > len(SEEDS) / 3
+
+
+def test_solved_stages_equal_brute_force():
+    for seed in SEEDS:
+        chain = random_chain(seed)
+        solution = solve_stages(chain)
+        if optimum(seed) == EVER:
+            assert (solution.state, solution.counts) == (SolveState.INFEASIBLE, None), seed
+            assert solution.bound_us == EVER, seed
+            continue
+        assert solution.state is SolveState.OPTIMAL, seed
+        assert overflow_bytes(chain, solution.counts) <= 0, seed
+        assert objective_us(chain, solution.counts) == pytest.approx(optimum(seed), rel=1e-6), seed
+        assert solution.bound_us <= optimum(seed) * (1 + 1e-9), seed
+
+
+def test_a_cutoff_or_a_gap_never_loses_more_than_was_allowed():
+    for seed in SEEDS[::4]:
+        chain, best = random_chain(seed), optimum(seed)
+        if best == EVER:
+            continue
+        beaten = solve_stages(chain, cutoff_us=best * 0.99)
+        assert beaten.counts is None or objective_us(chain, beaten.counts) >= best * (1 - 1e-9), seed
+        assert beaten.bound_us <= best * (1 + 1e-9), seed
+        rough = solve_stages(chain, gap=0.05)
+        assert objective_us(chain, rough.counts) <= best / (1 - 0.05) * (1 + 1e-9), seed
+        assert rough.bound_us <= best * (1 + 1e-9), seed
