@@ -49,6 +49,17 @@ class Placed:
 
 
 def check_structure(plan: Plan, segmented: SegmentedGraph) -> None:
+    """Raise PlanError unless the graph is the planned one, up to sizes, and its batch divides as planned."""
+    check_chain(plan, segmented)
+    if segmented.graph.batch_size % plan.parts:
+        raise PlanError(
+            f"the plan cuts the batch into {plan.parts} equal parts (dp={plan.mesh.size('dp')} x "
+            f"{plan.num_microbatches} microbatches), which does not divide a batch of {segmented.graph.batch_size}: "
+            f"pass a multiple of {plan.parts}"
+        )
+
+
+def check_chain(plan: Plan, segmented: SegmentedGraph) -> None:
     """Raise PlanError unless the graph is the planned one, up to sizes.
 
     The plan may divide the graph's classes, as a search does where only some of a class are pinned.
@@ -59,12 +70,6 @@ def check_structure(plan: Plan, segmented: SegmentedGraph) -> None:
         raise PlanError(
             f"the plan was made for {plan.model!r}, whose chain of segments is not this model's "
             f"({len(plan.segment_kinds)} segments there, {len(kinds)} here): search again for this model"
-        )
-    if segmented.graph.batch_size % plan.parts:
-        raise PlanError(
-            f"the plan cuts the batch into {plan.parts} equal parts (dp={plan.mesh.size('dp')} x "
-            f"{plan.num_microbatches} microbatches), which does not divide a batch of {segmented.graph.batch_size}: "
-            f"pass a multiple of {plan.parts}"
         )
 
 

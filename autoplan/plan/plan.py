@@ -29,8 +29,9 @@ DATA_MODES: tuple[DataMode, ...] = ("replicate", "zero1", "zero2", "shard")
 ScheduleKind = Literal["1f1b", "interleaved", "zero-bubble", "zbv"]
 SCHEDULES: tuple[ScheduleKind, ...] = ("1f1b", "interleaved", "zero-bubble", "zbv")
 MESH_AXES = ("pp", "dp", "cp", "tp")
-SearchStatus = Literal["complete", "time limit", "interrupted"]
-SEARCH_STATUS: tuple[SearchStatus, ...] = ("complete", "time limit", "interrupted")
+SearchStatus = Literal["complete", "time limit", "interrupted", "priced"]
+SEARCH_STATUS: tuple[SearchStatus, ...] = ("complete", "time limit", "interrupted", "priced")
+"""How the search ended; "priced": there was none, a given plan was priced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,6 +157,8 @@ def not_yet_words(plan: Plan) -> str:
 def proof_pairs(plan: Plan) -> Pairs:
     """How good the plan is, which bound proves it, and what became of the candidates."""
     proof = plan.proof
+    if proof.status == "priced":
+        return (("answer", verdict_words(plan)),)
     tried = proof.num_solved + proof.num_bounded + proof.num_refused
     counts = (
         f"{tried:,} candidate{'s' if tried != 1 else ''}: {proof.num_solved:,} solved, {proof.num_bounded:,} bounded "
@@ -189,3 +191,5 @@ def verdict_words(plan: Plan) -> str:
             return f"the time limit ended the search: best so far, {good}"
         case "interrupted":
             return f"the search was interrupted: best so far, {good}"
+        case "priced":
+            return "priced as given, not searched: nothing is proven about better plans"

@@ -1,6 +1,7 @@
 """The best step found -> the Plan, complete: nothing in it needs the solver again."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 
 from autoplan.ir import Param, SegmentedGraph
@@ -21,6 +22,7 @@ from autoplan.plan.words import time_text
 from autoplan.sharding import REPLICATE, Placement, Shard, local_shape
 from autoplan.solver.collect import stage_collectives
 from autoplan.solver.context import Context, sequence_length
+from autoplan.solver.request import Request
 from autoplan.solver.search import Loss, Search
 from autoplan.solver.stagecost import StageCost
 from autoplan.solver.step import Step
@@ -33,10 +35,21 @@ _MOST_ON_FRONT = 8
 
 def assemble(state: Search, best: Step, profile_digest: str) -> Plan:
     """Write down the answer of a search."""
-    tables, point, sg = state.tables, best.setting.point, state.tables.sg
+    return replace(
+        write_plan(state.tables, state.request, best, profile_digest, _proof(state), _status(state, best)),
+        runners_up=_runners_up(state, best),
+        choices=_choices(state, best),
+    )
+
+
+def write_plan(
+    tables: Tables, request: Request, best: Step, profile_digest: str, proof: Proof, verdict: str
+) -> Plan:  # fmt: skip
+    """Write down a step, wherever it comes from; ``verdict`` says for the list of assumptions what was proven."""
+    point, sg = best.setting.point, tables.sg
     return Plan(
         version=version("autoplan"),
-        model=state.request.model,
+        model=request.model,
         graph_digest=sg.graph.digest,
         batch_size=sg.graph.batch_size,
         dtype="/".join(sorted({param.meta.dtype for param in sg.graph.params})),
@@ -50,7 +63,7 @@ def assemble(state: Search, best: Step, profile_digest: str) -> Plan:
         shards=point.shards,
         expert=point.expert,
         offload=point.offload,
-        precision=state.request.precision,
+        precision=request.precision,
         kind_names=sg.kind_names,
         segment_kinds=tuple(segment.kind for segment in sg.segments),
         segment_params=tuple(tuple(map(param_name, segment.params)) for segment in sg.segments),
@@ -60,14 +73,13 @@ def assemble(state: Search, best: Step, profile_digest: str) -> Plan:
         layouts=_layouts(tables, best, _context_of(tables, best)),
         stages=tuple(_stage(best, s) for s in range(len(best.stages))),
         step=best.amounts,
-        runners_up=_runners_up(state, best),
-        proof=_proof(state),
-        choices=_choices(state, best),
+        runners_up=(),
+        proof=proof,
         model_flops=model_flops(sg),
-        peak_flops_per_s=tables.cost.peak_flops_per_s(state.request.dtype),
+        peak_flops_per_s=tables.cost.peak_flops_per_s(request.dtype),
         tokens=sg.graph.batch_size * (sequence_length(sg) or 0),
-        origin=state.request.origin,
-        assumptions=_assumptions(state, best),
+        origin=request.origin,
+        assumptions=_assumptions(request, best, verdict),
     )
 
 
@@ -244,8 +256,8 @@ def model_flops(sg: SegmentedGraph) -> int:
     return total
 
 
-def _assumptions(state: Search, best: Step) -> tuple[tuple[str, str], ...]:
-    request, setting = state.request, best.setting
+def _assumptions(request: Request, best: Step, verdict: str) -> tuple[tuple[str, str], ...]:
+    setting = best.setting
     pins = ", ".join(f"{name}={value}" for name, value in request.pinned) or "nothing"
     return (
         ("dtype", request.dtype),
@@ -256,7 +268,7 @@ def _assumptions(state: Search, best: Step) -> tuple[tuple[str, str], ...]:
         ("gradients", _gradients(best)),
         ("overlap", "only gathers and scatters of sharded parameters, behind the compute of their own segment"),
         ("pinned", pins),
-        ("search", _status(state, best)),
+        ("search", verdict),
         *request.assumptions,
     )
 
@@ -291,3 +303,5 @@ def _status(state: Search, best: Step) -> str:
             return f"{limit}: best plan so far, within {gap:.1f}% of the bound"
         case "interrupted":
             return f"interrupted: best plan so far, within {gap:.1f}% of the bound"
+        case "priced":
+            return "none: priced as given"

@@ -10,7 +10,7 @@ is summed once a step. Moves are what is paid a microbatch (``context_cost.py``)
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -95,6 +95,16 @@ def make_context(
 
     ``tensor_degree`` forbids attention by exchanged heads where the tensor axis could not split those that are left.
     """
+    problems, crossing = context_problems(model, split, axis, tensor_degree)
+    return Context(
+        degree=axis.degree, resolved=tuple(_solved(problem, prices) for problem in problems), crossing=crossing
+    )
+
+
+def context_problems(
+    model: Model, split: BatchSplit, axis: Axis, tensor_degree: int
+) -> tuple[Iterator[Problem], Mapping[str, Placement]]:
+    """The problem of every class on the context axis, and how values cross between segments there."""
     length = sequence_length(model.sg)
     assert length is not None, "ask obstacle() first"
     setting = ContextSetting(
@@ -107,10 +117,7 @@ def make_context(
     )
     crossing = {name: setting.positions(name) for name in sorted(crossing_values(model.sg))}
     kinds = range(len(model.sg.kind_names))
-    problems = (_problem(setting, model.sg.representative(kind), axis, crossing) for kind in kinds)
-    return Context(
-        degree=axis.degree, resolved=tuple(_solved(problem, prices) for problem in problems), crossing=crossing
-    )
+    return (_problem(setting, model.sg.representative(kind), axis, crossing) for kind in kinds), crossing
 
 
 def _samples(model: Model) -> int:

@@ -90,6 +90,8 @@ class Tables:
     models: dict[int, Model] = field(default_factory=dict, repr=False)
     contexts: dict[tuple[int, int, int, int], tuple[Context, Model]] = field(default_factory=dict, repr=False)
     axes: dict[int, Axis] = field(default_factory=dict, repr=False)
+    sizes: dict[tuple[TableKey, int], tuple[int, tuple[tuple[int, ...], ...]]] = field(default_factory=dict, repr=False)
+    """Bytes that segments read from the prelude, and that cross at each position."""
     made: dict[TableKey, Table] = field(default_factory=dict, repr=False)
 
     def model(self, microbatch: int) -> Model:
@@ -104,12 +106,18 @@ class Tables:
         model = self.model(key.microbatch)
         if key.cp == 1:
             return None, model
-        found = key.cp, key.cp_per_node, key.microbatch, self._most_tensor(key)
+        found = self._context_key(key)
         if found not in self.contexts:
             axis = Axis(group=Group(size=key.cp, per_node=key.cp_per_node), cost=self.cost)
-            context = make_context(model, self.split, axis, tensor_degree=found[3])
-            self.contexts[found] = context, context_model(model, context)
+            self.adopt(key, make_context(model, self.split, axis, tensor_degree=found[3]))
         return self.contexts[found]
+
+    def adopt(self, key: TableKey, context: Context) -> None:
+        """Use this split of the sequence at a key."""
+        self.contexts[self._context_key(key)] = context, context_model(self.model(key.microbatch), context)
+
+    def _context_key(self, key: TableKey) -> tuple[int, int, int, int]:
+        return key.cp, key.cp_per_node, key.microbatch, self._most_tensor(key)
 
     def _most_tensor(self, key: TableKey) -> int:
         """A tensor degree that leaves the context axis the same choice of heads: the largest, or one too many."""
