@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoplan.plan.memory import ParamBytes, state_causes
-from autoplan.plan.schedule import in_flight
+from autoplan.plan.plan import ScheduleKind
+from autoplan.plan.schedule import Hidden, bubble_terms
 from autoplan.solver.chain import ChainProblem, OptionCost, StageLimits
 from autoplan.solver.dual import lower_bound_us
 from autoplan.solver.mesh import Point
-from autoplan.solver.points import Family, Space, schedules
+from autoplan.solver.places import flying_of, ranks_of
+from autoplan.solver.points import Family, Space
 from autoplan.solver.setting import Facts, data_axis_of
 from autoplan.solver.tables import Option, Table, TableKey
 
@@ -24,6 +26,9 @@ class Rough:
     """A lower bound of what one option of a class costs in a family, in whatever way parameters are held."""
 
     time_us: float
+    forward_us: float
+    weight_us: float
+    loose_us: float
     activation_bytes: float
     transient_bytes: float
 
@@ -38,6 +43,9 @@ def rough_rows(table: Table) -> RoughRows:
         tuple(
             Rough(
                 time_us=_total_us(option),
+                forward_us=option.cost.forward_us + option.cost.forward_comm_us,
+                weight_us=option.cost.weight_us,
+                loose_us=0.0,
                 activation_bytes=option.cost.activation_bytes,
                 transient_bytes=option.cost.transient_bytes,
             )
@@ -51,7 +59,7 @@ def split_rows(whole: Table, ranks: int, least_us: Sequence[float]) -> RoughRows
     """What options can be at best when the work of ``whole`` is split over so many ranks.
 
     A class takes at least ``least_us`` and, by a way to recompute, that much more as the way adds on one device; memory
-    is split evenly.
+    is split evenly. What exceeds the even split of compute is communication, of either pass.
     """
     found = []
     for options, least in zip(whole.options, least_us, strict=True):
@@ -60,6 +68,9 @@ def split_rows(whole: Table, ranks: int, least_us: Sequence[float]) -> RoughRows
             tuple(
                 Rough(
                     time_us=least + (_total_us(option) - fastest) / ranks,
+                    forward_us=option.cost.forward_us / ranks,
+                    weight_us=option.cost.weight_us / ranks,
+                    loose_us=max(0.0, least - fastest / ranks),
                     activation_bytes=option.cost.activation_bytes / ranks,
                     transient_bytes=option.cost.transient_bytes / ranks,
                 )
@@ -74,48 +85,48 @@ def _total_us(option: Option) -> float:
     return cost.forward_us + cost.backward_us + cost.forward_comm_us + cost.backward_comm_us
 
 
-def least_flying(space: Space, family: Family) -> tuple[int, ...]:
-    """Per rank: microbatches that all its stages hold at some moment, by the schedule that holds least.
-
-    Empty when no schedule can run the family.
-    """
-    pp, m = family.degrees.pp, family.num_microbatches
-    found: list[list[int]] = []
-    for kind, chunks in schedules(space, family):
-        found.append([max(min(moment) for moment in in_flight(kind, pp, chunks, m, rank)) for rank in range(pp)])
-    return tuple(min(counts) for counts in zip(*found, strict=True))
-
-
-def memory_bound_us(
-    space: Space, family: Family, rows: RoughRows, flying: tuple[int, ...], *, whole: bool
+def schedule_bound_us(
+    space: Space, family: Family, rows: RoughRows, way: tuple[ScheduleKind, int], send_us: float, *, whole: bool
 ) -> float:
-    """A step that nothing in a family beats within the memory, bubble and end apart; infinite when nothing fits."""
+    """A step that nothing in a family beats by a schedule, end apart; infinite when nothing fits the memory.
+
+    ``whole`` is for rows from the family's own table: whole segments count, and all rows of the schedule.
+    """
     states = least_class_states(space, family)
-    counts = space.class_counts
-    kinds = [kind for kind, count in enumerate(counts) if count]
+    schedule, chunks = way
+    pp, m = family.degrees.pp, family.num_microbatches
+    bubble = bubble_terms(schedule, pp, chunks)
+    known = bubble.rows if whole else tuple(row for row in bubble.rows if max(row) <= 1)
+    share = (pp - 1) / pp
+    last = pp * chunks - 1
     chain = ChainProblem(
-        lengths=tuple(counts[kind] for kind in kinds),
-        options=tuple(
-            tuple(
-                OptionCost(
-                    time_us=rough.time_us,
-                    end_us=0.0,
-                    state_bytes=states[kind],
-                    activation_bytes=int(rough.activation_bytes),
-                    transient_bytes=int(rough.transient_bytes),
-                )
-                for rough in rows[kind]
-            )
-            for kind in kinds
+        lengths=tuple(length for _, length in space.runs),
+        options=tuple(tuple(_cost(rough, states[kind]) for rough in rows[kind]) for kind, _ in space.runs),
+        stages=tuple(
+            StageLimits(fixed_us=send_us * ((s > 0) + (s < last)), forward_us=send_us * (s < last))
+            for s in range(last + 1)
         ),
-        stages=(StageLimits(),) * len(flying),
-        ranks=tuple((rank,) for rank in range(len(flying))),
-        in_flight=tuple(((count,),) for count in flying),
-        num_microbatches=family.num_microbatches,
-        bubble_share=0.0,
+        ranks=ranks_of(schedule, pp, chunks),
+        in_flight=flying_of(schedule, pp, chunks, m),
+        num_microbatches=m,
+        bubble_share=bubble.share if known else 0.0,
+        bubble_rows=tuple(Hidden(*(share * part for part in row)) for row in known or bubble.rows[:1]),
         memory_bytes=space.cluster.memory_bytes,
     )
     return lower_bound_us(chain, whole=whole)
+
+
+def _cost(rough: Rough, state_bytes: int) -> OptionCost:
+    return OptionCost(
+        time_us=rough.time_us,
+        forward_us=rough.forward_us,
+        weight_us=rough.weight_us,
+        loose_us=rough.loose_us,
+        end_us=0.0,
+        state_bytes=state_bytes,
+        activation_bytes=int(rough.activation_bytes),
+        transient_bytes=int(rough.transient_bytes),
+    )
 
 
 def least_class_states(space: Space, family: Family) -> tuple[int, ...]:

@@ -37,11 +37,13 @@ class OptionCost:
     """The part of ``time_us`` for the forward pass."""
     weight_us: float = 0.0
     """The part of ``time_us`` for gradients of parameters, which a zero-bubble schedule defers."""
+    loose_us: float = 0.0
+    """In lower bounds: a part of ``time_us`` of which it is not known to which pass it belongs."""
 
     def hidden_us(self, row: Hidden) -> float:
-        """What a schedule hides of it in the bubble, by one row."""
-        rest = self.time_us - self.forward_us - self.weight_us
-        return row.forward * self.forward_us + row.input * rest + row.weight * self.weight_us
+        """What a schedule hides of it in the bubble, by one row; what is loose may all be hidden."""
+        rest = self.time_us - self.forward_us - self.weight_us - self.loose_us
+        return self.loose_us + row.forward * self.forward_us + row.input * rest + row.weight * self.weight_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,12 @@ class StageLimits:
     """Per microbatch: sends and receives."""
     fixed_bytes: int = 0
     """Per microbatch in flight."""
+    forward_us: float = 0.0
+    """The part of ``fixed_us`` for the forward pass."""
+
+    def hidden_us(self, row: Hidden) -> float:
+        """What a schedule hides of it in the bubble, by one row."""
+        return row.forward * self.forward_us + row.input * (self.fixed_us - self.forward_us)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +136,9 @@ def objective_us(chain: ChainProblem, counts: Counts) -> float:
     times, ends, hidden = [0.0] * num_ranks, [0.0] * num_ranks, [0.0] * len(chain.bubble_rows)
     for stage, used in enumerate(counts):
         rank = chain.rank_of[stage]
-        times[rank] += chain.stages[stage].fixed_us
+        limits = chain.stages[stage]
+        times[rank] += limits.fixed_us
+        hidden = [all_ + limits.hidden_us(terms) for all_, terms in zip(hidden, chain.bubble_rows, strict=True)]
         ends[rank] += sum(param.end_us for param in chain.held(used))
         for row, numbers in zip(chain.options, used, strict=True):
             for option, number in zip(row, numbers, strict=True):
@@ -166,42 +176,41 @@ def overflow_bytes(chain: ChainProblem, counts: Counts) -> int:
 
 def fastest_bound_us(chain: ChainProblem) -> float:
     """A step that no counts beat: every segment by its fastest option, memory left aside."""
+    share = shown_share(chain)
+    times = [[joint_us(chain, option) for option in row] for row in chain.options]
     net = max(
         sum(
             n * min(o.time_us - o.hidden_us(terms) for o in row)
             for n, row in zip(chain.lengths, chain.options, strict=True)
         )
+        + sum(stage.fixed_us - stage.hidden_us(terms) for stage in chain.stages)
         for terms in chain.bubble_rows
     )
-    net += sum(stage.fixed_us for stage in chain.stages)
-    return step_bound_us(chain, least_longest_us(chain), net, least_end_us(chain))
+    return (chain.num_microbatches - share) * longest_bound_us(chain, times) + share * max(0.0, net)
 
 
-def step_bound_us(chain: ChainProblem, longest: float, net: float, end: float) -> float:
-    """The step from lower bounds of T, of the ranks' summed times net of what is hidden, and of E.
-
-    It grows with T because m is at least beta.
-    """
-    bubble = chain.bubble_share * (net - longest)
-    return chain.num_microbatches * longest + max(0.0, bubble) + end
+def shown_share(chain: ChainProblem) -> float:
+    """The bubble's share beta; 0 on one rank, which has no bubble."""
+    return chain.bubble_share if len(chain.ranks) > 1 else 0.0
 
 
-def least_end_us(chain: ChainProblem) -> float:
-    """Lower bound on the longest end of a rank: what an even spread gives, or one segment alone."""
-    least = [min(o.end_us for o in row) for row in chain.options]
-    ranks = len(chain.ranks)
-    spread = sum(n * end for n, end in zip(chain.lengths, least, strict=True)) / ranks
-    fullest = max(-(-n // ranks) * end for n, end in zip(chain.lengths, least, strict=True))
-    return max(spread, fullest)
+def joint_us(chain: ChainProblem, option: OptionCost) -> float:
+    """Time of a segment with its part of the end of a step: (m - beta) T + E >= (m - beta) x the longest rank of it."""
+    return option.time_us + option.end_us / (chain.num_microbatches - shown_share(chain))
 
 
 def least_longest_us(chain: ChainProblem) -> float:
+    """Lower bound on the slowest rank's time of one microbatch."""
+    return longest_bound_us(chain, [[o.time_us for o in row] for row in chain.options])
+
+
+def longest_bound_us(chain: ChainProblem, times: Sequence[Sequence[float]]) -> float:
     """Lower bound on the slowest rank: an even spread; the fullest share of a run; the best contiguous cut.
 
-    The last needs one stage per rank and every segment by its fastest option. It closes most of the gap that
-    fractions of segments leave.
+    ``times`` has one entry per option of each run. The last needs one stage per rank and every segment by its fastest
+    option. It closes most of the gap that fractions of segments leave.
     """
-    least = [min(o.time_us for o in row) for row in chain.options]
+    least = [min(row) for row in times]
     ranks = len(chain.ranks)
     fixed = min(sum(chain.stages[s].fixed_us for s in stages) for stages in chain.ranks)
     total = sum(n * time for n, time in zip(chain.lengths, least, strict=True))

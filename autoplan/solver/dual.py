@@ -13,20 +13,23 @@ least T with sum of floor(c_r(T)) >= n.
 The vertices active there are the multipliers of time and memory of each rank. Any w_r >= 0 with sum at most m - beta,
 and u_r >= 0, give a bound of the step:
 
-    sum over runs k of the n_k cheapest places, at min over o of ((w_r + beta) t_ko - beta h_ko + u_r m_kso)
-        + sum over r of (w_r + beta) fixed_r - u_r M_r          + E
+    sum over runs k of the n_k cheapest places, at min over o of (w_r j_ko + beta (t_ko - h_ko) + u_r m_kso)
+        + sum over r of w_r fixed_r + beta (fixed_r - h_r) - u_r M_r
 
-with h what a row of the schedule hides, and E the least end. Weak duality of linear programs; see for example
-Bertsimas and Tsitsiklis, "Introduction to Linear Optimization" (1997), chapter 4.
+with h what a row of the schedule hides, and j the *joint* time t + e / (m - beta) of a segment with its end of step e:
+(m - beta) T + E is at least m - beta times the longest rank by joint time. T above is by joint time as well. Weak
+duality of linear programs; see for example Bertsimas and Tsitsiklis, "Introduction to Linear Optimization" (1997),
+chapter 4.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoplan.solver.chain import ChainProblem, OptionCost, fastest_bound_us, least_end_us, least_longest_us
+from autoplan.plan.schedule import Hidden
+from autoplan.solver.chain import ChainProblem, OptionCost, joint_us, longest_bound_us, shown_share
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -40,6 +43,8 @@ class _Ranks:
     """What the ranks of a chain have, and their stages, as arrays."""
 
     fixed_us: Array
+    fixed_net_us: Array
+    """Less what a row of the schedule hides of it."""
     memory: Array
     """Bytes left for states and activations."""
     average: Array
@@ -69,28 +74,29 @@ def lower_bound_us(chain: ChainProblem, *, whole: bool = True) -> float:
 
     ``whole`` also asks how many whole segments each rank can hold, which takes longer.
     """
-    simple = fastest_bound_us(chain)
-    fastest = [min(o.time_us for o in row) for row in chain.options]
-    main = max(range(len(fastest)), key=lambda r: (chain.lengths[r] * fastest[r], -r))
-    ranks, number = _ranks_of(chain, main), chain.lengths[main]
-    duals = _duals(chain.options[main], ranks, single=len(chain.stages) == len(chain.ranks))
+    times = [[joint_us(chain, option) for option in row] for row in chain.options]
+    main = max(range(len(times)), key=lambda r: (chain.lengths[r] * min(times[r]), -r))
+    ranks, number = _ranks_of(chain, main, times), chain.lengths[main]
+    duals = _duals(times[main], chain.options[main], ranks, single=len(chain.stages) == len(chain.ranks))
     if (ranks.memory < 0).any() or _capacity(duals, ranks, _EVER).sum() < number * _SAFE:
         return float("inf")
-    shared = _shared_time(duals, ranks, number, least_longest_us(chain))
+    shared = _shared_time(duals, ranks, number, longest_bound_us(chain, times))
     longest = _whole_time(duals, ranks, number, shared) if whole else shared
     if longest == float("inf"):
         return longest
     multipliers = _active(duals, ranks, shared)
-    found = []
-    for share, terms in [(0.0, chain.bubble_rows[0]), *((chain.bubble_share, row) for row in chain.bubble_rows)]:
-        prices = [_Prices.of(row, [o.hidden_us(terms) for o in row], ranks) for row in chain.options]
+    share = shown_share(chain)
+    found = [(chain.num_microbatches - share) * longest]
+    for terms in chain.bubble_rows if share else ():
+        prices = [_Prices.of(row, joint, terms, ranks) for row, joint in zip(chain.options, times, strict=True)]
+        ranks = replace(ranks, fixed_net_us=_fixed_net(chain, terms))
         found.append(_by_multipliers(chain, ranks, prices, share, multipliers, main))
-        net = max(0.0, _net(chain, ranks, prices, multipliers, main)) if share else 0.0
+        net = max(0.0, _net(chain, ranks, prices, multipliers, main))
         found.append((chain.num_microbatches - share) * longest + share * net)
-    return max(simple, (max(found) + least_end_us(chain)) * _SAFE)
+    return max(found) * _SAFE
 
 
-def _ranks_of(chain: ChainProblem, main: int) -> _Ranks:
+def _ranks_of(chain: ChainProblem, main: int, times: Sequence[Sequence[float]]) -> _Ranks:
     flying = np.zeros(len(chain.stages))
     average, fixed, memory = [], [], []
     transient = min(option.transient_bytes for row in chain.options for option in row)
@@ -101,9 +107,10 @@ def _ranks_of(chain: ChainProblem, main: int) -> _Ranks:
         average.append(sum(moment) / len(moment))
         fixed.append(sum(chain.stages[s].fixed_us for s in stages))
         memory.append(float(chain.memory_bytes - transient - held))
-    taken = _taken(chain, main, flying)
+    taken = _taken(chain, main, times, flying)
     return _Ranks(
         fixed_us=np.array(fixed),
+        fixed_net_us=np.array(fixed),
         memory=np.array(memory),
         average=np.array(average),
         taken_us=np.array([us for us, _ in taken]),
@@ -114,7 +121,14 @@ def _ranks_of(chain: ChainProblem, main: int) -> _Ranks:
     )
 
 
-def _taken(chain: ChainProblem, main: int, flying: Array) -> list[tuple[float, float]]:
+def _fixed_net(chain: ChainProblem, terms: Hidden) -> Array:
+    each = [stage.fixed_us - stage.hidden_us(terms) for stage in chain.stages]
+    return np.array([sum(each[s] for s in stages) for stages in chain.ranks])
+
+
+def _taken(
+    chain: ChainProblem, main: int, times: Sequence[Sequence[float]], flying: Array
+) -> list[tuple[float, float]]:
     """Least time and bytes, per rank, of what the sizes of the first and the last stage force on it."""
     found = [(0.0, 0.0)] * len(chain.ranks)
     last = len(chain.stages) - 1
@@ -123,15 +137,15 @@ def _taken(chain: ChainProblem, main: int, flying: Array) -> list[tuple[float, f
         for run in runs:
             number = min(left, chain.lengths[run])
             left -= number
-            time = min(o.time_us for o in chain.options[run])
+            time = min(times[run])
             size = min(o.state_bytes + flying[stage] * o.activation_bytes for o in chain.options[run])
             found[rank] = (found[rank][0] + number * time, found[rank][1] + number * size)
     return found
 
 
-def _duals(row: Sequence[OptionCost], ranks: _Ranks, *, single: bool) -> _Duals:
+def _duals(times: Sequence[float], row: Sequence[OptionCost], ranks: _Ranks, *, single: bool) -> _Duals:
     """Vertices of every rank's multipliers: one constraint with an axis, or two with each other."""
-    t = np.maximum(np.array([o.time_us for o in row]), 1e-12)
+    t = np.maximum(np.array(times), 1e-12)
     state = np.array([float(o.state_bytes) for o in row])
     activation = np.array([float(o.activation_bytes) for o in row])
     m = np.maximum(state[None, :] + ranks.average[:, None] * activation[None, :], 1e-12)
@@ -144,7 +158,8 @@ def _duals(row: Sequence[OptionCost], ranks: _Ranks, *, single: bool) -> _Duals:
     none = np.zeros((count, 1))
     time = np.hstack([np.full((count, 1), 1 / t.min()), none, time])
     memory = np.hstack([none, 1 / m.min(axis=1, keepdims=True), memory])
-    covered = time[:, :, None] * t[None, None, :] + memory[:, :, None] * m[:, None, :]
+    with np.errstate(invalid="ignore"):
+        covered = time[:, :, None] * t[None, None, :] + memory[:, :, None] * m[:, None, :]
     good = (time >= 0) & (memory >= 0) & (covered >= _SAFE).all(axis=2) & np.isfinite(time) & np.isfinite(memory)
     extra = np.zeros_like(time)
     if not single:
@@ -215,20 +230,20 @@ def _whole_time(duals: _Duals, ranks: _Ranks, number: int, low: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prices:
-    """One run: time and hidden time by option, bytes by stage and option."""
+    """One run: joint time, and time net of what is hidden, by option; bytes by stage and option."""
 
-    time: Array
-    hidden: Array
+    joint: Array
+    net: Array
     sizes: Array
 
     @staticmethod
-    def of(row: Sequence[OptionCost], hidden: Sequence[float], ranks: _Ranks) -> "_Prices":
+    def of(row: Sequence[OptionCost], joint: Sequence[float], terms: Hidden, ranks: _Ranks) -> "_Prices":
         """Gather them."""
         state = np.array([float(o.state_bytes) for o in row])
         activation = np.array([float(o.activation_bytes) for o in row])
         return _Prices(
-            time=np.array([o.time_us for o in row]),
-            hidden=np.array(hidden),
+            joint=np.array(joint),
+            net=np.array([o.time_us - o.hidden_us(terms) for o in row]),
             sizes=state[None, :] + ranks.flying[:, None] * activation[None, :],
         )
 
@@ -237,16 +252,16 @@ def _by_multipliers(
     chain: ChainProblem, ranks: _Ranks, prices: Sequence[_Prices], share: float, multipliers: tuple[Array, Array],
     main: int,
 ) -> float:  # fmt: skip
-    """The bound of the module's docstring, end apart."""
+    """The bound of the module's docstring."""
     time, memory = multipliers
-    total, count = chain.num_microbatches - share, len(chain.ranks)
+    total = chain.num_microbatches - share
     if time.sum() <= 0:
         return 0.0
-    scale = (total + count * share) / time.sum()
+    scale = (total + len(chain.ranks) * share) / time.sum()
     weights = np.maximum(scale * time - share, 0.0)
     if weights.sum() > total:
         weights *= total / weights.sum()
-    return _dual(chain, ranks, prices, share, weights + share, scale * memory, main)
+    return _dual(chain, ranks, prices, weights, np.full_like(weights, share), scale * memory, main)
 
 
 def _net(
@@ -254,19 +269,21 @@ def _net(
 ) -> float:  # fmt: skip
     """Least sum of the ranks' times net of what is hidden, within the memory."""
     time, memory = multipliers
-    ones = np.ones_like(time)
+    none, ones = np.zeros_like(time), np.ones_like(time)
     per_time = np.where(time > 0, memory / np.maximum(time, 1e-300), 0.0)
-    return max(_dual(chain, ranks, prices, 1.0, ones, us, main) for us in (np.zeros_like(memory), per_time))
+    return max(_dual(chain, ranks, prices, none, ones, us, main) for us in (none, per_time))
 
 
 def _dual(
-    chain: ChainProblem, ranks: _Ranks, prices: Sequence[_Prices], share: float, weights: Array, memory: Array,
+    chain: ChainProblem, ranks: _Ranks, prices: Sequence[_Prices], weights: Array, shares: Array, memory: Array,
     main: int,
 ) -> float:  # fmt: skip
-    bound = float((weights * ranks.fixed_us - memory * ranks.memory).sum())
-    weight, byte = weights[ranks.rank_of][:, None], memory[ranks.rank_of][:, None]
+    """Least of weights x joint time + shares x net time + memory x (bytes - limit), over all ways to place segments."""
+    bound = float((weights * ranks.fixed_us + shares * ranks.fixed_net_us - memory * ranks.memory).sum())
+    at = ranks.rank_of
+    weight, share, byte = weights[at][:, None], shares[at][:, None], memory[at][:, None]
     for run, (number, price) in enumerate(zip(chain.lengths, prices, strict=True)):
-        each = (weight * price.time - share * price.hidden + byte * price.sizes).min(axis=1)
+        each = (weight * price.joint + share * price.net + byte * price.sizes).min(axis=1)
         if run == main and ranks.most < number:
             each = np.sort(each)
             full = number // ranks.most

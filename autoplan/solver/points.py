@@ -7,6 +7,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import gcd
 
 from autoplan.cluster import Cluster
@@ -35,8 +36,8 @@ class Space:
     batch_size: int
     batch_splits: bool
     num_segments: int
-    longest_run: int
-    """Segments of the longest stretch of one class."""
+    runs: tuple[tuple[int, int], ...]
+    """Stretches of one class: the class and its number of segments."""
     tensor_degrees: tuple[int, ...]
     context_degrees: tuple[int, ...]
     num_positions: int
@@ -83,17 +84,13 @@ def make_space(
 ) -> Space:
     """The space of a job; ``degrees`` are the tensor and the context degrees that the model allows."""
     kinds = [segment.kind for segment in sg.segments]
-    longest, run = 0, 0
-    for before, kind in zip([-1, *kinds], kinds, strict=False):
-        run = run + 1 if kind == before else 1
-        longest = max(longest, run)
     return Space(
         cluster=cluster,
         request=request,
         batch_size=sg.graph.batch_size,
         batch_splits=not split.obstacle,
         num_segments=len(kinds),
-        longest_run=longest,
+        runs=tuple((kind, len(list(group))) for kind, group in groupby(kinds)),
         tensor_degrees=degrees[0],
         context_degrees=degrees[1],
         num_positions=sequence_length(sg) or 0,
@@ -221,9 +218,9 @@ def _chunk_counts(space: Space, kind: ScheduleKind, pp: int) -> tuple[int, ...]:
     elif kind == "zbv":
         counts = (2,)
     else:
-        first = 1 if kind == "zero-bubble" else 2
+        first, longest = 1 if kind == "zero-bubble" else 2, max(length for _, length in space.runs)
         counts = tuple(
-            v for v in range(first, most + 1) if v & (v - 1) == 0 or space.longest_run % (v * pp) == 0
+            v for v in range(first, most + 1) if v & (v - 1) == 0 or longest % (v * pp) == 0
         )
     if wanted is not None and kind in ("interleaved", "zero-bubble"):
         counts = (wanted,)

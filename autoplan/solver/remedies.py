@@ -12,7 +12,7 @@ from autoplan.solver.bounds import least_state_bytes
 from autoplan.solver.mesh import Point, groups_of
 from autoplan.solver.points import Family, Space, families, holdings, point_of, schedules
 from autoplan.solver.request import Request
-from autoplan.solver.search import setting_at
+from autoplan.solver.pricing import setting_at
 from autoplan.solver.step import Step, nearest_step, price_runs
 from autoplan.solver.tables import TableKey, Tables
 

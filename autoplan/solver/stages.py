@@ -82,18 +82,14 @@ def _by_milp(
     if upper < float("inf"):
         model.add(times <= upper * (1 + 1e-9))
     state = run_solver(model.lp, time_limit_s, gap, most_nodes=MOST_NODES)
-    bound = max(bound, dual_bound(model.lp, state))
+    bound = max(bound, upper if state is SolveState.INFEASIBLE else dual_bound(model.lp, state))
     counts = _read(model) if state.has_solution else None
     if counts is not None and (found is None or objective_us(chain, counts) < objective_us(chain, found)):
         found = counts
     if found is None:
-        if state is SolveState.INFEASIBLE and cutoff_us < float("inf"):
-            return ChainSolution(state=SolveState.BEATEN, counts=None, bound_us=max(bound, cutoff_us))
-        unsolved = bound if state is not SolveState.INFEASIBLE else float("inf")
-        return ChainSolution(state=state, counts=None, bound_us=unsolved)
+        beaten = state is SolveState.INFEASIBLE and cutoff_us < float("inf")
+        return ChainSolution(state=SolveState.BEATEN if beaten else state, counts=None, bound_us=bound)
     value = objective_us(chain, found)
-    if state is SolveState.INFEASIBLE:  # nothing below the upper limit: what was constructed is the best
-        bound = max(bound, min(value, cutoff_us))
     exact = _within(value, bound, max(gap, 1e-6))
     return ChainSolution(
         state=SolveState.OPTIMAL if exact else SolveState.FEASIBLE, counts=found, bound_us=min(bound, value)
@@ -243,7 +239,7 @@ def _add_objective(model: _Model) -> pulp.LpAffineExpression:
     for terms in chain.bubble_rows:
         hidden = pulp.lpSum(
             o.hidden_us(terms) * n for s in range(len(chain.stages)) for o, n, _ in model.options(s)
-        )
+        ) + sum(stage.hidden_us(terms) for stage in chain.stages)
         model.add(bubble >= chain.bubble_share * (pulp.lpSum(times) - longest - hidden))
     total = chain.num_microbatches * longest + bubble + end
     model.lp.setObjective(total)

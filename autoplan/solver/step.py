@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate, groupby
 
 from autoplan.plan.memory import ParamBytes, rank_memory, running_causes, state_causes
 from autoplan.plan.plan import Amounts
-from autoplan.plan.schedule import Bubble, Hidden, bubble_terms, in_flight, stages_of
+from autoplan.plan.schedule import Bubble, Hidden, bubble_terms
 from autoplan.sharding import CollectiveKind
+from autoplan.solver import places
 from autoplan.solver.chain import ChainProblem, Counts, OptionCost, SharedParam, StageLimits
 from autoplan.solver.dataranks import data_collectives, sharing, time_us
 from autoplan.solver.mesh import Point
@@ -173,19 +173,12 @@ def rank_memories(setting: Setting, stages: Sequence[StageCost]) -> tuple[Amount
 
 def ranks_of(point: Point) -> tuple[tuple[int, ...], ...]:
     """Stages of each rank of the pipeline."""
-    return _ranks(point.schedule, point.pp, point.chunks)
-
-
-@lru_cache(maxsize=None)
-def _ranks(schedule: str, pp: int, chunks: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(stages_of(schedule, pp, chunks, rank) for rank in range(pp))  # type: ignore[arg-type]
+    return places.ranks_of(point.schedule, point.pp, point.chunks)
 
 
 def flying_of(point: Point) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Per rank: microbatches that its chunks hold, at the moments that may be the fullest."""
-    return tuple(
-        in_flight(point.schedule, point.pp, point.chunks, point.num_microbatches, rank) for rank in range(point.pp)
-    )
+    return places.flying_of(point.schedule, point.pp, point.chunks, point.num_microbatches)
 
 
 def bubble_of(point: Point) -> Bubble:
@@ -255,7 +248,11 @@ def chain_of(setting: Setting, priced: PricedRuns, cuts: tuple[int, ...] | None)
         lengths=tuple(run.length for run in priced.runs),
         options=tuple(tuple(price for _, price in row) for row in priced.rows),
         stages=tuple(
-            StageLimits(fixed_us=send * ((s > 0) + (s < last)), fixed_bytes=setting.prelude_bytes)
+            StageLimits(
+                fixed_us=send * ((s > 0) + (s < last)),
+                fixed_bytes=setting.prelude_bytes,
+                forward_us=send * (s < last),
+            )
             for s in range(point.num_stages)
         ),
         ranks=ranks_of(point),

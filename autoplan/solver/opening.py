@@ -1,0 +1,185 @@
+"""What becomes of a node when it is opened: nodes below it with higher bounds, or a refusal."""
+
+from dataclasses import replace
+
+from autoplan.cost import Collective
+from autoplan.plan.plan import MESH_AXES
+from autoplan.sharding import CollectiveKind
+from autoplan.solver.bounds import (
+    RoughRows,
+    family_bound_us,
+    fastest_us,
+    implied_us,
+    least_state_bytes,
+    rough_rows,
+    schedule_bound_us,
+    split_rows,
+)
+from autoplan.solver.dual import lower_bound_us
+from autoplan.solver.mesh import groups_of
+from autoplan.solver.points import Family, Holding, families, holdings, point_of, schedules
+from autoplan.solver.pricing import cut_bytes, setting_at
+from autoplan.solver.setting import Setting
+from autoplan.solver.state import INFINITE, NO_CUT, Node, Search, Way, leaves, points_under
+from autoplan.solver.step import PricedRuns, chain_of, price_runs
+from autoplan.solver.tables import Table, TableKey
+
+_HIGHER = 1 + 1e-9
+"""A bound that exceeds the one before by less is as good as the same."""
+_NOTHING_HELD = Holding(data="replicate", shards=1, expert=1, offload=False)
+
+
+def open_families(state: Search) -> None:
+    """All families, bounded by compute alone."""
+    for family in families(state.space):
+        state.sizes.add(family.microbatch)
+        ranks = family.degrees.tp * family.degrees.cp
+        least = [time / ranks for time in fastest_us(_whole(state, family))]
+        state.push(family_bound_us(state.space.class_counts, least, family), Node(family=family))
+
+
+def _whole(state: Search, family: Family) -> Table:
+    """The table of one device at the family's microbatch."""
+    return state.tables.table(TableKey(tp=1, microbatch=family.microbatch, sequence=False))
+
+
+def _key(state: Search, family: Family, sequence: bool) -> TableKey:
+    group = family.degrees.mesh.group("cp", state.space.cluster.devices_per_node)
+    return TableKey(
+        tp=family.degrees.tp,
+        cp=family.degrees.cp,
+        cp_per_node=group.per_node,
+        microbatch=family.microbatch,
+        sequence=sequence,
+    )
+
+
+def open_family(state: Search, node: Node, bound: float) -> None:
+    """Bound a family by its memory; then split it by its boundary, with what other tables imply for both."""
+    family = node.family
+    alone = fastest_us(_whole(state, family))
+    ranks = family.degrees.tp * family.degrees.cp
+    tight = _least(_split_bounds(state, family, None, tuple(time / ranks for time in alone)))
+    if tight > bound * _HIGHER:
+        _again(state, node, tight)
+        return
+    for sequence in (True, False) if family.degrees.tp > 1 else (False,):
+        key = _key(state, family, sequence)
+        _seed(state, key)
+        least = state.known.get(key) or implied_us(state.known, key, alone)
+        implied = _least(_split_bounds(state, family, key, least))
+        _again(state, Node(family=family, key=key), max(bound, implied))
+
+
+def _least(bounds: tuple[tuple[Way, float], ...]) -> float:
+    return min((bound for _, bound in bounds), default=INFINITE)
+
+
+def _again(state: Search, node: Node, bound: float) -> None:
+    """Open it later; refuse it when no bound is finite."""
+    if bound < INFINITE:
+        state.push(bound, node)
+        return
+    point = next(points_under(state, node), None)
+    if point is not None:
+        state.refuse(point, NO_CUT, leaves(state, node))
+
+
+def _split_bounds(
+    state: Search, family: Family, key: TableKey | None, least: tuple[float, ...]
+) -> tuple[tuple[Way, float], ...]:
+    """Each schedule's bound by memory, when every class takes at least so long and splits evenly."""
+    found = (_like(state, family), key)
+    if found not in state.bounds:
+        whole = _whole(state, family)
+        ranks = family.degrees.tp * family.degrees.cp
+        rows = split_rows(whole, ranks, least)
+        split = family.degrees.tp if key is None or key.sequence else 1
+        state.bounds[found] = _schedule_bounds(state, family, rows, _send_us(state, family, split), whole=False)
+    return state.bounds[found]
+
+
+def _like(state: Search, family: Family) -> tuple[object, ...]:
+    """What the bounds of a family depend on: not the order of its axes, but who neighbours are."""
+    point = point_of(family, _NOTHING_HELD, "1f1b", 1)
+    canonical = replace(family, degrees=replace(family.degrees, order=MESH_AXES))
+    return canonical, groups_of(point, state.space.cluster).neighbours.per_node
+
+
+def _send_us(state: Search, family: Family, tensor_split: int) -> float:
+    """Time of sending what crosses between stages, at least, when it is split evenly."""
+    if family.degrees.pp == 1:
+        return 0.0
+    if family.microbatch not in state.crossing:
+        cuts = cut_bytes(state.tables.model(family.microbatch), 1, False)
+        state.crossing[family.microbatch] = max(map(sum, cuts))
+    num_bytes = state.crossing[family.microbatch] // (tensor_split * family.degrees.cp)
+    group = groups_of(point_of(family, _NOTHING_HELD, "1f1b", 1), state.space.cluster).neighbours
+    if num_bytes == 0:
+        return 0.0
+    return state.tables.cost.collective_us(Collective(kind=CollectiveKind.SEND, num_bytes=num_bytes, group=group))
+
+
+def _schedule_bounds(
+    state: Search, family: Family, rows: RoughRows, send_us: float, *, whole: bool
+) -> tuple[tuple[Way, float], ...]:
+    return tuple(
+        (way, schedule_bound_us(state.space, family, rows, way, send_us, whole=whole))
+        for way in schedules(state.space, family)
+    )
+
+
+def _seed(state: Search, key: TableKey) -> None:
+    """Tables of the largest microbatch, from which bounds of all others at the same degrees follow."""
+    largest = max(size for size in state.sizes if size % key.microbatch == 0)
+    _times(state, TableKey(tp=key.tp, microbatch=largest, sequence=key.sequence))
+    if key.cp > 1:
+        _times(state, replace(key, microbatch=largest))
+
+
+def _times(state: Search, key: TableKey) -> tuple[float, ...]:
+    """Each class at its fastest, the table made if need be."""
+    if key not in state.known:
+        state.known[key] = fastest_us(state.tables.table(key))
+    return state.known[key]
+
+
+def open_boundary(state: Search, node: Node, bound: float) -> None:
+    """Make the table of a family and a boundary, and bound each schedule by it."""
+    family, key = node.family, node.key
+    assert key is not None
+    _times(state, key)
+    table = state.tables.table(key)
+    found = ("table", _like(state, family), key)
+    if found not in state.bounds:
+        send = _send_us(state, family, family.degrees.tp if key.sequence else 1)
+        state.bounds[found] = _schedule_bounds(state, family, rough_rows(table), send, whole=True)
+    for way, tight in state.bounds[found]:
+        _again(state, Node(family=family, key=key, way=way), max(bound, tight))
+
+
+def open_schedule(state: Search, node: Node, bound: float) -> None:
+    """Bound every way to hold parameters under one schedule."""
+    family, key, way = node.family, node.key, node.way
+    assert key is not None and way is not None
+    limit = state.space.cluster.memory_bytes
+    for holding in holdings(state.space, family):
+        point = point_of(family, holding, *way)
+        below = Node(family=family, key=key, way=way, holding=holding)
+        if least_state_bytes(state.space.facts, point) > limit:
+            state.refuse(point, "parameters, gradients and optimizer states alone exceed the memory")
+            continue
+        setting, priced = priced_at(state, below)
+        tight = lower_bound_us(chain_of(setting, priced, state.request.cuts))
+        _again(state, below, max(bound, tight))
+
+
+def priced_at(state: Search, node: Node) -> tuple[Setting, PricedRuns]:
+    """The setting of a point, and its runs with prices; these are the same for every schedule."""
+    assert node.key is not None and node.holding is not None and node.point is not None
+    table = state.tables.table(node.key)
+    setting = setting_at(state.tables, state.space.facts, node.point, table)
+    found = node.family, node.key, node.holding
+    if found not in state.priced:
+        state.priced[found] = price_runs(setting, table)
+    return setting, state.priced[found]
