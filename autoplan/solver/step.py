@@ -26,6 +26,7 @@ from autoplan.solver.stagecost import (
 )
 from autoplan.solver.stages import least_overflow, solve_stages
 from autoplan.solver.tables import Option, Table, shared_params
+from autoplan.solver.tied import Ownership, held_bytes, ownership, settled_params, with_held, with_tied
 
 ROUNDING_BYTES = 4096
 """Taken off the limit, so that the solver's tolerance never exceeds it."""
@@ -102,14 +103,20 @@ class PricedRuns:
 
 def price_runs(setting: Setting, table: Table) -> PricedRuns:
     """Price every option of every run."""
-    runs = runs_of(setting)
-    rows = tuple(_distinct(setting, run, table.options[run.kind]) for run in runs)
-    names = shared_params(setting.sg)
+    sg, stages = setting.sg, setting.point.num_stages
+    runs, settled = runs_of(setting), settled_params(sg, stages)
+    owned = [ownership(sg, run.start, run.length, settled, stages) for run in runs]
+    rows = [_distinct(setting, table.options[run.kind], mine) for run, mine in zip(runs, owned, strict=True)]
+    first = next((r for r, mine in enumerate(owned) if mine.held), None)
+    if first is not None:
+        held = held_bytes(setting, table, settled)
+        rows[first] = tuple((option, with_held(cost, setting, held)) for option, cost in rows[first])
+    names = tuple(name for name in shared_params(sg) if name not in settled)
     readers = tuple(tuple(r for r, run in enumerate(runs) if _reads(setting, run, name)) for name in names)
     return PricedRuns(
         runs=runs,
-        rows=rows,
-        shared=tuple(_shared(setting, runs, rows, name, at) for name, at in zip(names, readers, strict=True)),
+        rows=tuple(rows),
+        shared=tuple(_shared(setting, runs, tuple(rows), name, at) for name, at in zip(names, readers, strict=True)),
         readers=readers,
     )
 
@@ -192,11 +199,11 @@ def scaled_rows(point: Point) -> tuple[Hidden, ...]:
     return tuple(Hidden(*(share * part for part in row)) for row in bubble_of(point).rows)
 
 
-def _distinct(setting: Setting, run: Run, options: tuple[Option, ...]) -> tuple[Priced, ...]:
+def _distinct(setting: Setting, options: tuple[Option, ...], mine: Ownership) -> tuple[Priced, ...]:
     """Options of a run with their prices, those left out that another one beats or equals in everything."""
     kept: list[Priced] = []
     for option in options:
-        priced = option_cost(setting, run, option)
+        priced = option_cost(setting, option, mine)
         if not any(_beats(other, priced) for _, other in kept):
             kept = [(o, other) for o, other in kept if not _beats(priced, other)]
             kept.append((option, priced))
@@ -216,11 +223,11 @@ def _figures(cost: OptionCost) -> tuple[float, ...]:
     )  # fmt: skip
 
 
-def option_cost(setting: Setting, run: Run, option: Option) -> OptionCost:
-    """Price of a segment for the chain; parameters that all its segments share with others are the stage's."""
+def option_cost(setting: Setting, option: Option, mine: Ownership) -> OptionCost:
+    """Price of a segment for the chain; parameters that it shares and that are not settled are the stage's."""
     data = setting.data_axis
-    alone = segment_cost(setting, option, _own(setting, run))
-    return OptionCost(
+    alone = segment_cost(setting, option, mine.owned, mine.held)
+    cost = OptionCost(
         time_us=alone.time_us,
         forward_us=alone.forward_us + alone.forward_comm_us + alone.forward_data_us,
         weight_us=alone.weight_us,
@@ -229,14 +236,7 @@ def option_cost(setting: Setting, run: Run, option: Option) -> OptionCost:
         activation_bytes=alone.memory.activation_bytes,
         transient_bytes=sum(running_causes(alone.memory, data)),
     )
-
-
-def _own(setting: Setting, run: Run) -> tuple[str, ...]:
-    """Parameters, as named in the first segment of the class, that are not shared in every segment of the run."""
-    shared = set(shared_params(setting.sg))
-    segments = setting.sg.segments[run.start : run.start + run.length]
-    first = setting.sg.representative(run.kind).params
-    return tuple(name for position, name in enumerate(first) if not all(s.params[position] in shared for s in segments))
+    return with_tied(setting, cost, option, mine.tied) if mine.tied else cost
 
 
 def chain_of(setting: Setting, priced: PricedRuns, cuts: tuple[int, ...] | None) -> ChainProblem:
