@@ -52,7 +52,10 @@ def written_arguments(target: object) -> tuple[int, ...]:
 
 def memory_of(value: object) -> int | None:
     """Identify the memory that a (fake) tensor lies in, None for anything else (``StorageWeakRef``)."""
-    return StorageWeakRef(value.untyped_storage()).cdata if isinstance(value, Tensor) else None
+    if not isinstance(value, Tensor):
+        return None
+    memory: int = StorageWeakRef(value.untyped_storage()).cdata  # type: ignore[no-untyped-call]
+    return memory
 
 
 def has_global_hooks() -> bool:
@@ -82,4 +85,4 @@ def without_function_modes() -> AbstractContextManager[None]:
 
 def function_modes() -> tuple[int, ...]:
     """Identify the modes that lie over torch's functions now (``_get_current_function_mode_stack``)."""
-    return tuple(id(type(mode)) for mode in _get_current_function_mode_stack())
+    return tuple(id(type(mode)) for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]

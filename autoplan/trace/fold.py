@@ -39,10 +39,10 @@ KEPT = 4
 """Equal layers that keep their parameters: more than two, for the first one or every second may see something else."""
 MARK_IN, MARK_OUT, REPLAY = (f"autoplan.{name}.default" for name in ("mark_in", "mark_out", "replay"))
 
-_ops = torch.library.Library("autoplan", "FRAGMENT")
-_ops.define("mark_in(Tensor x, int region, int index) -> Tensor")
-_ops.define("mark_out(Tensor x, int region, int index) -> Tensor")
-_ops.define("replay(Tensor[] x, int call, int index, int[] shape, int[] stride, str dtype) -> Tensor")
+_ops = torch.library.Library("autoplan", "FRAGMENT")  # type: ignore[no-untyped-call]
+_ops.define("mark_in(Tensor x, int region, int index) -> Tensor")  # type: ignore[no-untyped-call]
+_ops.define("mark_out(Tensor x, int region, int index) -> Tensor")  # type: ignore[no-untyped-call]
+_ops.define("replay(Tensor[] x, int call, int index, int[] shape, int[] stride, str dtype) -> Tensor")  # type: ignore[no-untyped-call]
 
 
 def _like(x: Tensor, region: int, index: int) -> Tensor:
@@ -283,9 +283,10 @@ def _trace(
     marks = [_marked(fold, torch.ops.autoplan.mark_in, tensor, region, i) for i, tensor in enumerate(given)]
     inside = {id(tensor): mark for tensor, mark in zip(given, marks, strict=True)}
     leaves, structure = flatten((*args, kwargs))
-    *new_args, new_kwargs = unflatten(structure, [inside.get(id(leaf), leaf) for leaf in leaves])  # type: ignore[misc]
+    called = unflatten(structure, [inside.get(id(leaf), leaf) for leaf in leaves])
+    assert isinstance(called, tuple)
     with _hidden(fold, layer):
-        result = original(*new_args, **new_kwargs)
+        result = original(*called[:-1], **called[-1])
     leaves, structure = flatten(result)
     fold.refuse_stand_ins(leaves)
     returned = _returned(leaves, structure, marks)

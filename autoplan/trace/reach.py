@@ -72,7 +72,7 @@ def _read(found: _Found, function: types.FunctionType) -> None:
         # Names of the user's other modules: helpers.scale(x).
         if scope is scopes[0]:
             modules = [scope[name] for name in names if isinstance(scope.get(name), types.ModuleType)]
-            scopes += [vars(module) for module in modules if not is_library(module.__name__)]  # type: ignore[attr-defined]
+            scopes += [vars(module) for module in modules if not is_library(module.__name__)]
     for cell in function.__closure__ or ():
         found.cells.setdefault(id(cell), cell)
         try:

@@ -42,7 +42,7 @@ class Stripped(dict[str, Tensor | None]):
     def get(self, name: str, default: object = None) -> object:  # type: ignore[override]
         """Look up."""
         self.seen()
-        return super().get(name, default)  # type: ignore[arg-type]
+        return super().get(name, default)
 
     def keys(self):  # type: ignore[no-untyped-def]
         """Go over the names."""

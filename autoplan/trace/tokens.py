@@ -45,6 +45,8 @@ _PLAIN = (
     torch.memory_format,
 )
 _TENSORS = ("_parameters", "_buffers")
+_HOOKS = tuple(name for name in vars(nn.Module()) if "hooks" in name)
+"""Where a module keeps its hooks."""
 _WITHOUT_STATE = ("torch", "numpy", "autoplan", "logging")
 """Packages whose objects count by identity: no model is expected to keep count in them."""
 
@@ -128,17 +130,19 @@ def _module(module: nn.Module, path: str, describer: Describer, varying: frozens
             found.append((name, tuple((key, tensor_token(tensor)) for key, tensor in value.items())))
         elif name == "_modules":
             found.append((name, tuple((key, child is None) for key, child in value.items())))
-        elif name.endswith("_hooks") and "state_dict" in name:
-            continue
-        elif name.endswith(("_hooks", "_with_kwargs", "_always_called")) and name.startswith("_"):
-            # Hooks of the layer itself run around its forward; those below would be left out with it.
-            if path and value:
-                raise NoToken(f"{path} has hooks")
+        elif name in _HOOKS:
+            _refuse_hooks(path, value)
         elif (path, name) in varying:
             found.append((name, "varies"))
         else:
             found.append((name, describer.token(getattr(value, ORIGINAL, value), DEPTH)))
     return tuple(found)
+
+
+def _refuse_hooks(path: str, hooks: Mapping[int, object]) -> None:
+    """Hooks of the layer itself run around its forward; those below would be left out with it."""
+    if path and hooks:
+        raise NoToken(f"{path} has hooks")
 
 
 def tensor_token(tensor: object) -> Hashable:

@@ -120,7 +120,7 @@ def find_regions(graph: fx.Graph, fold: Fold, tensors: Mapping[str, fx.Node]) ->
     for node in order:
         name = op_name(node.target) if node.op == "call_function" else None
         if name in (MARK_IN, MARK_OUT):
-            marks.setdefault((str(name), node.args[1]), {})[node.args[2]] = node  # type: ignore[arg-type, index]
+            marks.setdefault((str(name), node.args[1]), {})[node.args[2]] = node
     found = {}
     for number in (number for pair in fold.twins for number in pair):
         inputs, outputs = marks.get((MARK_IN, number), {}), marks.get((MARK_OUT, number), {})

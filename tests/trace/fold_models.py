@@ -352,6 +352,16 @@ class KeepsOutside(Block):
         return y if len(STATE.kept) < 5 else y + STATE.kept[-5]
 
 
+class FirstIsSpecial(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        STATE.calls += 1
+        return super().forward(x) * (2.0 if STATE.calls == 1 else 1.0)
+
+
+class SecondCall(GlobalCounter):
+    block = FirstIsSpecial
+
+
 class GlobalList(Stack):
     block = KeepsOutside
 
@@ -493,6 +503,44 @@ class HookInside(Stack):
         self.layers[6].up.register_forward_hook(lambda module, args, out: out * 3)
 
 
+class HooksCollect(Stack):
+    """Each layer hands out something by the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            layer.up.register_forward_hook(_collect)
+
+    def run(self, x: Tensor) -> Tensor:
+        STATE.kept = []
+        return super().run(x) + torch.stack(STATE.kept).mean()
+
+
+def _collect(_module: nn.Module, _args: object, out: Tensor) -> None:
+    STATE.kept.append(out)
+
+
+class SumsWeights(Stack):
+    """A penalty on the weights of all layers, without a call of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + sum(p.pow(2).sum() for p in self.layers.parameters())
+
+
+class ReadsLastWeight(Stack):
+    def run(self, x: Tensor) -> Tensor:
+        return super().run(x) * self.layers[-1].up.weight.mean()
+
+
+class CallsInside(Stack):
+    """Not the layers are called, but what is in them."""
+
+    def run(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer.down(F.gelu(layer.up(layer.norm(x))))
+        return x
+
+
 class TiedLayers(Stack):
     """Layers 2 and 3 share a weight, layer 5 has that of the embedding."""
 
@@ -500,6 +548,15 @@ class TiedLayers(Stack):
         super().__init__()
         self.layers[2].up.weight = self.layers[3].up.weight
         self.layers[5].norm.bias = self.embed.bias
+
+
+class SharedNorm(Stack):
+    """A module that is part of every layer goes by one name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            layer.norm = self.layers[0].norm
 
 
 class OneLayerAgain(Stack):
@@ -560,6 +617,7 @@ class LooksAround(Stack):
 FOLDED = (
     HiddenStates, SkipsToLater, FifthIsSpecial, EverySecond, ScaledByDepth, LongConfig, HookOnLayer, ReturnsMuch,
     Nested, Alternating, HalfFrozen, DropsOut, TwoLines, Strided, WritesInside, SetsAttribute, LastAuxIsRead,
+    SumsWeights, ReadsLastWeight,
 )  # fmt: skip
 """Some layers are repeated."""
 IN_PART = (OneFlag, HookInside, TiedLayers, StochasticDepth)
@@ -567,6 +625,6 @@ IN_PART = (OneFlag, HookInside, TiedLayers, StochasticDepth)
 IN_FULL = (
     ByIndex, LateIndex, Swallows, Numbers, GlobalCounter, GlobalList, ClassCounter, ClosureCounter, LossOnLayer,
     PythonRandom, Constants, WritesOutside, WritesToView, ListArgument, OneLayerAgain, TwiceThrough, NoGradLayers,
-    AutocastLayers, LooksAround, SharedSettings,
+    AutocastLayers, LooksAround, SharedSettings, HooksCollect, CallsInside, SharedNorm, SecondCall,
 )  # fmt: skip
 """No layer is repeated."""

@@ -2,18 +2,20 @@
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import fold_models
 import pytest
 import torch
 from torch import nn
-from trace_models import hf_gpt2, hf_llama, hf_model, load_example, tokens
+from trace_models import hf_gpt2, hf_llama, hf_model, load_example
+from trace_models import tokens as random_tokens
 
-from autoplan.trace import capture
+from autoplan.trace import capture, fold, tokens, unfold
 from autoplan.trace.capture import Traced, trace_model
 
-IDS = tokens(67, 2, 16)
+IDS = random_tokens(67, 2, 16)
 
 
 def full_trace(model: nn.Module, inputs: object) -> Traced:
@@ -114,3 +116,80 @@ def test_layers_that_differ_are_traced_themselves(kind: type[nn.Module], caplog:
     assert repeated < fold_models.LAYERS - 2
     assert repeated == 0 or kind in fold_models.IN_PART
     assert_same_trace(traced, full_trace(model, inputs))
+
+
+def _blind(_reached: object) -> str:
+    return "nothing outside"
+
+
+def _any_tree(layer: nn.Module, _varying: object) -> object:
+    return type(layer), [(name, p.shape, p.requires_grad) for name, p in layer.named_parameters()].__repr__()
+
+
+@contextmanager
+def _shown(_fold: object, _layer: object) -> Iterator[None]:
+    yield
+
+
+GUARDS: dict[str, tuple[object, str, object, tuple[type[nn.Module], ...]]] = {
+    "what the layer holds": (fold, "layer_token", _any_tree, (fold_models.SetsAttribute, fold_models.StochasticDepth)),
+    "what its code reaches": (
+        fold, "surroundings_token", _blind,
+        (fold_models.GlobalCounter, fold_models.ClassCounter, fold_models.PythonRandom),
+    ),
+    "numbers that vary": (fold, "_hidden", _shown, (fold_models.LateIndex, fold_models.ByIndex)),
+    "hooks below": (tokens, "_refuse_hooks", lambda *_: None, (fold_models.HookInside,)),
+    "closed regions": (unfold, "_check_closed", lambda *_: None, (fold_models.Constants,)),
+    "shared writes": (
+        capture, "refuse_shared_writes", lambda *_: None, (fold_models.WritesOutside, fold_models.WritesToView)
+    ),
+}  # fmt: skip
+"""A guard, how it is switched off, and models that are then traced wrong or not at all."""
+
+
+@pytest.mark.parametrize(("guard", "kind"), [(name, kind) for name in GUARDS for kind in GUARDS[name][3]], ids=str)
+def test_every_guard_is_needed(guard: str, kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name, blind, _ = GUARDS[guard]
+    model, inputs = kind(), (torch.ones(3, 5, 4),)
+    expected = full_trace(model, inputs)
+    monkeypatch.setattr(module, name, blind)
+    monkeypatch.setattr(unfold.Unfold, "_compare", lambda *_: None)  # it hides what the others let through
+    assert trace_model(model, inputs).graph != expected.graph
+
+
+def test_second_layer_is_compared_with_the_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Should a guard fail, a difference between the two that are traced is still seen."""
+    monkeypatch.setattr(fold, "surroundings_token", _blind)
+    model, inputs = fold_models.SecondCall(), (torch.ones(3, 5, 4),)
+    expected = full_trace(model, inputs)
+    assert_same_trace(trace_model(model, inputs), expected)
+    assert "layers.1 computes something else than layers.0" in caplog.text
+    monkeypatch.setattr(unfold.Unfold, "_compare", lambda *_: None)
+    assert trace_model(model, inputs).graph != expected.graph
+
+
+def test_model_stays_as_it_was() -> None:
+    """What replaces forward, numbers and parameters is in a copy."""
+    model = fold_models.HiddenStates()
+    before = {path: dict(vars(module)) for path, module in model.named_modules()}
+    trace_model(model, (torch.ones(3, 5, 4),))
+    assert {path: dict(vars(module)) for path, module in model.named_modules()} == before
+
+
+def test_depth_hardly_costs_nodes_in_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.export sees of a layer that is repeated is one node, and none of its parameters."""
+    sizes: list[int] = []
+    export = capture.export_program
+
+    def counting(*args: object) -> torch.export.ExportedProgram:
+        program = export(*args)  # type: ignore[arg-type]
+        sizes.append(len(program.graph.nodes))
+        return program
+
+    monkeypatch.setattr(capture, "export_program", counting)
+    for layers in (8, 16):
+        monkeypatch.setattr(fold_models, "LAYERS", layers)
+        trace_model(fold_models.HiddenStates(), (torch.ones(3, 5, 4),))
+    assert sizes[1] - sizes[0] == 8
