@@ -87,6 +87,22 @@ def flags_of(choices: Choices) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+def choices_of(flags: Sequence[tuple[str, str]]) -> Choices:
+    """The choices that such flags stand for, as a plan keeps them; the inverse of ``flags_of``."""
+    found: dict[str, Any] = {}
+    for flag, text in flags:
+        name = "pins" if flag == "pin" else flag.replace("-", "_")
+        if name in ("pins", "forbid", "keep"):
+            found[name] = (*found.get(name, ()), text)
+        elif name == "cuts":
+            found[name] = tuple(map(int, text.split(","))) if text else ()
+        elif name in Choices.__annotations__:
+            found[name] = text == "true" if text in ("true", "false") else int(text) if text.isdigit() else text
+        else:
+            raise InputError(f"the plan was searched with --{flag}, which this version does not have: search again")
+    return Choices(**found)  # type: ignore[typeddict-item]
+
+
 def _written(value: object) -> str:
     match value:
         case bool():

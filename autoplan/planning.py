@@ -39,8 +39,8 @@ _INTERRUPTED = "not searched: the search before it was interrupted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """What is planned, wherever it will run."""
+class Job:
+    """A traced model with what was asked for, wherever it will run."""
 
     segmented: SegmentedGraph
     request: Request
@@ -70,7 +70,7 @@ def search(
     base = Request(
         model=type(model).__name__,
         dtype=kind or _model_dtype(model),
-        origin=Origin(cluster=_place(cluster) if isinstance(cluster, str) else str(found), dtype=dtype or ""),
+        origin=Origin(cluster=place_of(cluster) if isinstance(cluster, str) else str(found), dtype=dtype or ""),
         assumptions=(("global batch", str(batch)),),
     )
     request = request_of(base, choices)
@@ -96,7 +96,7 @@ def search_source(
     """
     told = progress or log.info
     found, profile = load_cluster(cluster)
-    job = _load(spec, (found,), global_batch, seq_len, dtype, choices, told)
+    job = load_job(spec, (found,), global_batch, seq_len, dtype, choices, told)
     return _solve(_on(job, cluster), found, ProfileCostModel(cluster=found, profile=profile), told)
 
 
@@ -117,12 +117,12 @@ def search_clusters(
     """
     told = progress or log.info
     found = [load_cluster(cluster) for cluster in clusters]
-    job = _load(spec, [cluster for cluster, _ in found], global_batch, seq_len, dtype, choices, told)
+    job = load_job(spec, [cluster for cluster, _ in found], global_batch, seq_len, dtype, choices, told)
     return tuple(_outcomes(job, clusters, found, told))
 
 
 def _outcomes(
-    job: _Job, specs: Sequence[str], found: Sequence[tuple[Cluster, Profile]], told: Told
+    job: Job, specs: Sequence[str], found: Sequence[tuple[Cluster, Profile]], told: Told
 ) -> Iterator[Outcome]:
     refused: list[InputError] = []
     interrupted = False
@@ -153,7 +153,7 @@ def _naming(cluster: Cluster, told: Told) -> Told:
 
 
 @no_collection()
-def _load(
+def load_job(
     spec: str,
     clusters: Sequence[Cluster],
     global_batch: int | None,
@@ -161,7 +161,7 @@ def _load(
     dtype: str | None,
     choices: Choices,
     told: Told,
-) -> _Job:
+) -> Job:
     """Build and trace what a file names."""
     most = max(cluster.num_devices for cluster in clusters)
     batch = global_batch or SAMPLES_PER_DEVICE * most
@@ -171,7 +171,7 @@ def _load(
     base = Request(
         model=source.name,
         dtype=dtype_name(short),
-        origin=Origin(model=_place(spec), seq_len=seq_len, dtype=short),
+        origin=Origin(model=place_of(spec), seq_len=seq_len, dtype=short),
         assumptions=(
             ("global batch", f"{batch}{default}"),
             *(("sequence length", str(seq_len)) for _ in range(seq_len is not None)),
@@ -193,23 +193,23 @@ def _default_dtype(clusters: Sequence[Cluster]) -> str:
     return kinds.pop()
 
 
-def _job(traced: Traced, request: Request, told: Told) -> _Job:
+def _job(traced: Traced, request: Request, told: Told) -> Job:
     told(f"finding repeated blocks in {len(traced.graph.nodes)} ops")
     notes = [*traced.notes]
     if random_ops(traced.graph):
         notes.append("the model drops out; a training run by this plan is refused until dropout is 0 in its "
                      "configuration")  # fmt: skip
     assumptions = (*request.assumptions, *(("note", note) for note in notes))
-    return _Job(segmented=segment_graph(traced.graph), request=replace(request, assumptions=assumptions))
+    return Job(segmented=segment_graph(traced.graph), request=replace(request, assumptions=assumptions))
 
 
-def _on(job: _Job, cluster: str) -> _Job:
+def _on(job: Job, cluster: str) -> Job:
     """The job, told for which cluster."""
-    origin = replace(job.request.origin, cluster=_place(cluster))
+    origin = replace(job.request.origin, cluster=place_of(cluster))
     return replace(job, request=replace(job.request, origin=origin))
 
 
-def _place(spec: str) -> str:
+def place_of(spec: str) -> str:
     """A spec that names a file with the file's full path; another one as it is."""
     if os.path.isfile(spec):
         return os.path.abspath(spec)
@@ -217,7 +217,7 @@ def _place(spec: str) -> str:
     return f"{os.path.abspath(file)}{colon}{rest}" if os.path.isfile(file) else spec
 
 
-def _solve(job: _Job, cluster: Cluster, cost: ProfileCostModel, told: Told) -> Plan:
+def _solve(job: Job, cluster: Cluster, cost: ProfileCostModel, told: Told) -> Plan:
     plan = solve(job.segmented, cluster, cost, job.request, profile_digest=cost.profile.digest, progress=told)
     verify_plan(plan)
     return plan

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autoplan.choices import Choices, flags_of, request_of
+from autoplan.choices import Choices, choices_of, flags_of, request_of
 from autoplan.errors import InputError
 from autoplan.plan.plan import Origin, Precision
 from autoplan.solver.request import Request
@@ -43,6 +43,18 @@ def test_what_shaped_the_space_is_kept_as_flags():
     )  # fmt: skip
     assert flags_of(choices) == expected
     assert request_of(BASE, choices).origin == Origin(model="m.py", cluster="8xH100", options=expected)
+
+
+def test_flags_that_a_plan_keeps_give_the_same_request_again():
+    choices = Choices(
+        optimizer="sgd", state_dtype="bf16", pp=2, tp=10, microbatch=2, recompute="full", schedule="zbv", data="zero1",
+        cuts=(4, 8), offload=True, pins=["a=tp:Shard(0)", "b=tp:Shard(1)"], forbid=["tp=4"], keep=["head"],
+        runnable=True,
+    )  # fmt: skip
+    assert request_of(BASE, choices_of(flags_of(choices))) == request_of(BASE, choices)
+    assert choices_of(()) == {}
+    with pytest.raises(InputError, match="searched with --warp"):
+        choices_of((("warp", "9"),))
 
 
 def test_flags_do_not_depend_on_the_order_of_the_keywords():

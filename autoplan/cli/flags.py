@@ -28,6 +28,12 @@ def _list(flag: str, metavar: str, help_text: str) -> object:
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL)]
 Clusters = Annotated[list[str], typer.Option("--cluster", metavar="SPEC", help=_SPEC)]
+PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A file that autoplan search wrote.")]
+OtherModel = Annotated[str | None, typer.Option("--model", metavar="MODEL", help="Default: that of the plan.")]
+OtherCluster = Annotated[str | None, typer.Option("--cluster", metavar="SPEC", help="Default: that of the plan.")]
+OtherClusters = Annotated[
+    list[str] | None, typer.Option("--cluster", metavar="SPEC", help="Default: that of the plan. May be repeated.")
+]
 GlobalBatch = Annotated[int | None, _count("Samples per training step.")]
 SeqLen = Annotated[int | None, _count("Tokens per sample.")]
 MainDtype = Annotated[Dtype | None, typer.Option(help="Of parameters. Default: bf16 on GPUs, fp32 on CPUs.")]

@@ -5,7 +5,10 @@ from typing import Annotated
 
 import typer
 
+from autoplan.cli.check import check
 from autoplan.cli.diff import diff
+from autoplan.cli.explain import explain
+from autoplan.cli.recost import recost
 from autoplan.cli.report import report
 from autoplan.cli.search import search
 
@@ -38,10 +41,13 @@ def _autoplan(
       autoplan search examples/nanogpt.py --cluster 8xH100 -o plan.json
       autoplan report plan.json --html plan.html
       autoplan diff plan.json other.json
+      autoplan check plan.json model.py --cluster 8xH100
+      autoplan recost plan.json --seq-len 1024
+      autoplan explain plan.json tp
     """
 
 
-for command in (search, report, diff):
+for command in (search, report, diff, check, recost, explain):
     app.command()(command)
 
 

@@ -1,8 +1,9 @@
 """Progress on stderr: a line that changes on a terminal, plain lines elsewhere."""
 
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -52,3 +53,11 @@ class Progress:
         else:
             with self._status:
                 yield self
+
+
+@contextmanager
+def planning_work() -> Iterator[Progress]:
+    """Progress while torch is loaded and a model is built: what the user's model prints goes to stderr too."""
+    with Progress(Console(stderr=True)).shown() as progress, redirect_stdout(sys.stderr):
+        progress("loading torch")
+        yield progress

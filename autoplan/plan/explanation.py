@@ -36,6 +36,8 @@ class Explanation:
     """Cheapest first; those that cannot be last."""
     changes: tuple[str, ...]
     """What would change the choice."""
+    terms: str = "all else as in the plan"
+    """What the alternatives have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,10 @@ class Check:
     """Peak bytes of a device at each place of the pipeline, by cause; none where it is not legal."""
     cannot_run: tuple[str, ...]
     """What keeps this version from running it."""
+    figures: str = ""
+    """Whether the figures in the plan are those of today's cost model, in words; empty where that is not known."""
+    degrees: tuple[tuple[str, str], ...] = ()
+    """Per axis: the degrees that this model, cluster and batch allow, with the reason."""
 
     @property
     def over(self) -> tuple[int, ...]:

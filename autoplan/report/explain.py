@@ -2,6 +2,7 @@
 
 import dataclasses
 import textwrap
+from collections.abc import Sequence
 
 from autoplan.plan.diff import Difference, diff_plans
 from autoplan.plan.explanation import Alternative, Check, Explanation
@@ -19,7 +20,7 @@ def explanation_text(found: Explanation) -> str:
         plan = ("as in the plan", time_text(found.step_us), "", bytes_text(found.peak_bytes), "")
         rows = [plan, *(_alternative(other, found.step_us) for other in found.alternatives)]
         header = ("choice", "step", "change", "memory", "why not")
-        lines += ["", "Alternatives, all else as in the plan", *table(header, rows, align="<>>><", wrap=(0, 4))]
+        lines += ["", f"Alternatives, {found.terms}", *table(header, rows, align="<>>><", wrap=(0, 4))]
     if found.changes:
         lines += ["", "What would change the choice"]
         for change in found.changes:
@@ -35,9 +36,9 @@ def _alternative(other: Alternative, step_us: float) -> tuple[str, ...]:
     return (other.words, time_text(other.step_us), change, memory, other.reason)
 
 
-def explanation_json(found: Explanation) -> str:
-    """The same as JSON."""
-    return json_text(dataclasses.asdict(found))
+def explanations_json(found: Sequence[Explanation]) -> str:
+    """Several of them as a list in JSON."""
+    return json_text([dataclasses.asdict(each) for each in found])
 
 
 def check_text(found: Check) -> str:
@@ -48,8 +49,13 @@ def check_text(found: Check) -> str:
     if not found.illegal:
         pairs += [("fits", _fits(found)), *_over(found)]
         pairs.append(("step", "unknown" if found.step_us is None else f"{time_text(found.step_us)} predicted"))
+    if found.figures:
+        pairs.append(("figures", found.figures))
     pairs.append(("runs", f"not yet: {'; '.join(found.cannot_run)}" if found.cannot_run else "yes"))
-    return "\n".join([*lines, *pairs_lines(pairs)]) + "\n"
+    lines += pairs_lines(pairs)
+    if found.degrees:
+        lines += ["", "Valid degrees for this model, cluster and batch", *pairs_lines(found.degrees)]
+    return "\n".join(lines) + "\n"
 
 
 def _fits(found: Check) -> str:
@@ -89,6 +95,24 @@ def recost_text(before: Plan, after: Plan) -> str:
     for section in dict.fromkeys(row.section for row in rows):
         lines += ["", *_changes(section, [row for row in rows if row.section == section])]
     return "\n".join(lines) + "\n"
+
+
+def recost_json(before: Plan, after: Sequence[Plan]) -> str:
+    """The same as a list in JSON, one entry per plan priced elsewhere."""
+    return json_text([
+        {
+            "cluster": str(plan.cluster),
+            "batch_size": plan.batch_size,
+            "step_us": plan.step.total,
+            "memory_bytes": [memory.total for memory in place_memory(plan)],
+            "limit_bytes": plan.cluster.memory_bytes,
+            "fits": max(memory.total for memory in place_memory(plan)) <= plan.cluster.memory_bytes,
+            "differences": [
+                dataclasses.asdict(row) for row in diff_plans(before, plan) if row.section in _PRICED
+            ],
+        }
+        for plan in after
+    ])  # fmt: skip
 
 
 def _gist(plan: Plan) -> str:

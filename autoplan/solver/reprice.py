@@ -25,7 +25,7 @@ from autoplan.solver.pins import attention_heads
 from autoplan.solver.problem import Problem
 from autoplan.solver.refind import found_context, found_options
 from autoplan.solver.request import Request
-from autoplan.solver.search import setting_at
+from autoplan.solver.pricing import setting_at
 from autoplan.solver.setting import Setting, facts_of
 from autoplan.solver.step import Step, step_from
 from autoplan.solver.tables import Option, Table, TableKey, Tables

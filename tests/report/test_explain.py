@@ -9,7 +9,7 @@ from plan.sample import sample_plan
 from autoplan.cluster import Cluster
 from autoplan.plan.explanation import Alternative, Check, Explanation
 from autoplan.plan.plan import Amounts
-from autoplan.report.explain import check_json, check_text, explanation_json, explanation_text, recost_text
+from autoplan.report.explain import check_json, check_text, explanation_text, explanations_json, recost_json, recost_text
 
 GIB = 2**30
 H100 = Cluster(num_nodes=1, devices_per_node=8, device="H100", memory_bytes=76 * GIB)
@@ -54,7 +54,7 @@ def test_an_explanation():
         "What would change the choice",
         "  - With 12.0 GiB more memory it would be whole.",
     ]
-    assert json.loads(explanation_json(EXPLANATION))["alternatives"][1]["step_us"] is None
+    assert json.loads(explanations_json([EXPLANATION]))[0]["alternatives"][1]["step_us"] is None
 
 
 def test_an_explanation_without_alternatives_is_short():
@@ -70,6 +70,18 @@ def test_a_good_plan():
         "  fits   yes: stage 1 is the fullest: 40.0 GiB of 76.0 GiB (52.6%)",
         "  step   19.2 ms predicted",
         "  runs   yes",
+    ]
+
+
+def test_stale_figures_and_valid_degrees_stand_below():
+    found = dataclasses.replace(CHECK, figures="stale", degrees=(("tp", "1, 2: 2 heads"), ("cp", "1: no sequence")))
+    assert check_text(found).splitlines()[4:] == [
+        "  figures  stale",
+        "  runs     yes",
+        "",
+        "Valid degrees for this model, cluster and batch",
+        "  tp  1, 2: 2 heads",
+        "  cp  1: no sequence",
     ]
 
 
@@ -105,6 +117,9 @@ def test_a_plan_priced_elsewhere():
     assert "A  as searched: 8xH100, 64 samples in 19.2 ms, 3.38 GiB of 76.0 GiB: fits\n" in text
     assert "B  priced anew: 8xL4, 64 samples in 38.4 ms, 3.38 GiB of 3.00 GiB: does not fit, short by 388 MiB\n" in text
     assert "compute           12.8 ms  25.5 ms      +100.0%" in text
+    [row] = json.loads(recost_json(plan, [dataclasses.replace(plan, cluster=smaller)]))
+    assert (row["fits"], row["limit_bytes"]) == (False, 3 * GIB)
+    assert [entry["name"] for entry in row["differences"]] == ["cluster", "memory of a device"]
 
 
 @pytest.mark.parametrize("words", ["word " * 60, "x" * 200])
