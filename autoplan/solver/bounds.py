@@ -7,7 +7,7 @@ least half as long, which every cost model must grant (``CostModel``).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoplan.plan.memory import ParamBytes, state_causes
 from autoplan.plan.plan import ScheduleKind
@@ -33,6 +33,8 @@ class Rough:
     transient_bytes: float
 
 
+Way = tuple[ScheduleKind, int]
+"""Schedule and chunks."""
 RoughRows = tuple[tuple[Rough, ...], ...]
 """By class."""
 
@@ -85,35 +87,81 @@ def _total_us(option: Option) -> float:
     return cost.forward_us + cost.backward_us + cost.forward_comm_us + cost.backward_comm_us
 
 
-def schedule_bound_us(
-    space: Space, family: Family, rows: RoughRows, way: tuple[ScheduleKind, int], send_us: float, *, whole: bool
-) -> float:
-    """A step that nothing in a family beats by a schedule, end apart; infinite when nothing fits the memory.
+def schedule_bound_us(space: Space, family: Family, rows: RoughRows, way: Way, send_us: float) -> float:
+    """A step that nothing in a family beats by a schedule, with rows from the family's own table; end apart.
 
-    ``whole`` is for rows from the family's own table: whole segments count, and all rows of the schedule.
+    Infinite when nothing fits the memory.
     """
-    states = least_class_states(space, family)
     schedule, chunks = way
     pp, m = family.degrees.pp, family.num_microbatches
     bubble = bubble_terms(schedule, pp, chunks)
-    known = bubble.rows if whole else tuple(row for row in bubble.rows if max(row) <= 1)
     share = (pp - 1) / pp
     last = pp * chunks - 1
-    chain = ChainProblem(
+    chain = _chain(space, family, rows)
+    return lower_bound_us(
+        replace(
+            chain,
+            stages=tuple(
+                StageLimits(fixed_us=send_us * ((s > 0) + (s < last)), forward_us=send_us * (s < last))
+                for s in range(last + 1)
+            ),
+            ranks=ranks_of(schedule, pp, chunks),
+            in_flight=flying_of(schedule, pp, chunks, m),
+            bubble_share=bubble.share,
+            bubble_rows=tuple(Hidden(*(share * part for part in row)) for row in bubble.rows),
+        )
+    )
+
+
+def family_memory_us(
+    space: Space, family: Family, rows: RoughRows, ways: Sequence[Way], flying: tuple[int, ...], send_us: float
+) -> float:
+    """A step that nothing in a family beats by any of some schedules, with rows that only bound; end apart.
+
+    The slowest rank is bounded once, with what is in flight by the schedule that holds least. Each schedule adds what
+    it sends, and its bubble as far as what it hides is known: rows that hide no part more than once.
+    """
+    pp, m = family.degrees.pp, family.num_microbatches
+    longest = lower_bound_us(_chain(space, family, rows, flying), whole=False) / m
+    if longest == float("inf"):
+        return longest
+    parts = _least_parts(space, rows)
+    best = float("inf")
+    for schedule, chunks in ways:
+        bubble = bubble_terms(schedule, pp, chunks)
+        share = bubble.share if pp > 1 else 0.0
+        sent = send_us * (2 * chunks - 1) if pp > 1 else 0.0
+        net = max(
+            (sum(max(0.0, 1 - (pp - 1) / pp * h) * part for h, part in zip(row, parts, strict=True))
+             for row in bubble.rows if max(row) <= 1), default=0.0,
+        )  # fmt: skip
+        best = min(best, (m - share) * (longest + sent) + share * net)
+    return best
+
+
+def _least_parts(space: Space, rows: RoughRows) -> tuple[float, float, float]:
+    """Least time of all segments' forward passes, input gradients and parameter gradients."""
+    forward = input_ = weight = 0.0
+    for kind, count in enumerate(space.class_counts):
+        forward += count * min(r.forward_us for r in rows[kind])
+        weight += count * min(r.weight_us for r in rows[kind])
+        input_ += count * min(r.time_us - r.forward_us - r.weight_us - r.loose_us for r in rows[kind])
+    return forward, input_, weight
+
+
+def _chain(space: Space, family: Family, rows: RoughRows, flying: tuple[int, ...] = ()) -> ChainProblem:
+    """A family as a chain without a bubble, one stage per rank."""
+    states = least_class_states(space, family)
+    return ChainProblem(
         lengths=tuple(length for _, length in space.runs),
         options=tuple(tuple(_cost(rough, states[kind]) for rough in rows[kind]) for kind, _ in space.runs),
-        stages=tuple(
-            StageLimits(fixed_us=send_us * ((s > 0) + (s < last)), forward_us=send_us * (s < last))
-            for s in range(last + 1)
-        ),
-        ranks=ranks_of(schedule, pp, chunks),
-        in_flight=flying_of(schedule, pp, chunks, m),
-        num_microbatches=m,
-        bubble_share=bubble.share if known else 0.0,
-        bubble_rows=tuple(Hidden(*(share * part for part in row)) for row in known or bubble.rows[:1]),
+        stages=(StageLimits(),) * len(flying),
+        ranks=tuple((rank,) for rank in range(len(flying))),
+        in_flight=tuple(((count,),) for count in flying),
+        num_microbatches=family.num_microbatches,
+        bubble_share=0.0,
         memory_bytes=space.cluster.memory_bytes,
     )
-    return lower_bound_us(chain, whole=whole)
 
 
 def _cost(rough: Rough, state_bytes: int) -> OptionCost:

@@ -151,6 +151,18 @@ def objective_us(chain: ChainProblem, counts: Counts) -> float:
     return chain.num_microbatches * longest + max(0.0, bubble) + max(ends)
 
 
+def rank_times(chain: ChainProblem, counts: Counts) -> list[float]:
+    """Time of one microbatch on each rank."""
+    times = [0.0] * len(chain.ranks)
+    for stage, used in enumerate(counts):
+        times[chain.rank_of[stage]] += chain.stages[stage].fixed_us + sum(
+            number * option.time_us
+            for row, numbers in zip(chain.options, used, strict=True)
+            for option, number in zip(row, numbers, strict=True)
+        )
+    return times
+
+
 def rank_bytes(chain: ChainProblem, counts: Counts, rank: int) -> int:
     """Peak bytes of a rank by these counts."""
     state, transient = 0, 0

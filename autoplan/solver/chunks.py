@@ -1,10 +1,12 @@
 """A good cut for schedules with several stages per rank: stages alike, and recompute where a rank's memory asks."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
-from autoplan.solver.chain import ChainProblem, Counts, objective_us, rank_bytes
+from autoplan.solver.chain import ChainProblem, Counts, objective_us, rank_bytes, rank_times
 from autoplan.solver.ladder import ladder, numbers_between, price, size
+
+_MOVES = 12
 
 Used = list[list[list[int]]]
 """Counts while they change: by stage, run and option."""
@@ -12,22 +14,43 @@ Used = list[list[list[int]]]
 
 def construct_chunks(chain: ChainProblem) -> Counts | None:
     """The best of a few even cuts; None where none fits the memory."""
-    found = [counts for edges in _cuts(chain) if (counts := _with_options(chain, edges)) is not None]
-    return min(found, key=lambda counts: objective_us(chain, counts), default=None)
-
-
-def _cuts(chain: ChainProblem) -> list[tuple[int, ...]]:
-    """Positions of all stages: as pinned, or even ones that give the larger stages to the middle, the front, the end."""
-    count, total = len(chain.stages), chain.num_segments
     if chain.cuts is not None:
-        edges = (0, *chain.cuts, total)
-        sizes = [b - a for a, b in zip(edges, edges[1:], strict=False)]
-        return [edges] if min(sizes) >= chain.sizes[0] and max(sizes) <= chain.sizes[1] else []
+        return _with_options(chain, pinned) if (pinned := _pinned(chain)) else None
+    count, total = len(chain.stages), chain.num_segments
     least, more = divmod(total, count)
-    spread = tuple(stage * total // count for stage in range(count + 1))
-    larger = _larger(chain, least, more)
-    balanced = tuple(accumulate((least + (stage in larger) for stage in range(count)), initial=0))
-    return list(dict.fromkeys([balanced, spread]))
+    found = [_with_options(chain, tuple(stage * total // count for stage in range(count + 1)))]
+    found.append(_improved(chain, least, _larger(chain, least, more)))
+    return min((c for c in found if c is not None), key=lambda counts: objective_us(chain, counts), default=None)
+
+
+def _pinned(chain: ChainProblem) -> tuple[int, ...] | None:
+    """The pinned positions of all stages, if these are alike."""
+    edges = (0, *(chain.cuts or ()), chain.num_segments)
+    sizes = [b - a for a, b in pairwise(edges)]
+    return edges if min(sizes) >= chain.sizes[0] and max(sizes) <= chain.sizes[1] else None
+
+
+def _improved(chain: ChainProblem, least: int, larger: set[int]) -> Counts | None:
+    """Move a segment from the slowest rank to the fastest, memory counted, as long as the step gets shorter."""
+    best = _with_options(chain, _edges(chain, least, larger))
+    for _ in range(_MOVES if best is not None else 0):
+        assert best is not None
+        times = rank_times(chain, best)
+        givers = sorted((-times[chain.rank_of[s]], s) for s in larger)
+        takers = sorted((times[chain.rank_of[s]], -s) for s in range(len(chain.stages)) if s not in larger)
+        if not givers or not takers or -givers[0][0] <= takers[0][0]:
+            break
+        moved = (larger - {givers[0][1]}) | {-takers[0][1]}
+        found = _with_options(chain, _edges(chain, least, moved))
+        if found is None or objective_us(chain, found) >= objective_us(chain, best):
+            break
+        best, larger = found, moved
+    return best
+
+
+def _edges(chain: ChainProblem, least: int, larger: set[int]) -> tuple[int, ...]:
+    """Positions of all stages when those in ``larger`` have one segment more than the others."""
+    return tuple(accumulate((least + (stage in larger) for stage in range(len(chain.stages))), initial=0))
 
 
 def _larger(chain: ChainProblem, least: int, more: int) -> set[int]:

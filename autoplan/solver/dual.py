@@ -23,12 +23,11 @@ chapter 4.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoplan.plan.schedule import Hidden
 from autoplan.solver.chain import ChainProblem, OptionCost, joint_us, longest_bound_us, shown_share
 
 Array = NDArray[np.float64]
@@ -43,8 +42,6 @@ class _Ranks:
     """What the ranks of a chain have, and their stages, as arrays."""
 
     fixed_us: Array
-    fixed_net_us: Array
-    """Less what a row of the schedule hides of it."""
     memory: Array
     """Bytes left for states and activations."""
     average: Array
@@ -86,14 +83,14 @@ def lower_bound_us(chain: ChainProblem, *, whole: bool = True) -> float:
         return longest
     multipliers = _active(duals, ranks, shared)
     share = shown_share(chain)
-    found = [(chain.num_microbatches - share) * longest]
-    for terms in chain.bubble_rows if share else ():
-        prices = [_Prices.of(row, joint, terms, ranks) for row, joint in zip(chain.options, times, strict=True)]
-        ranks = replace(ranks, fixed_net_us=_fixed_net(chain, terms))
-        found.append(_by_multipliers(chain, ranks, prices, share, multipliers, main))
-        net = max(0.0, _net(chain, ranks, prices, multipliers, main))
-        found.append((chain.num_microbatches - share) * longest + share * net)
-    return max(found) * _SAFE
+    total = chain.num_microbatches - share
+    if not share:
+        return total * longest * _SAFE
+    prices = [_prices(chain, row, joint, ranks) for row, joint in zip(chain.options, times, strict=True)]
+    fixed = _fixed_net(chain)
+    tied = _by_multipliers(chain, ranks, prices, fixed, share, multipliers, main)
+    net = np.maximum(_net(chain, ranks, prices, fixed, multipliers, main), 0.0)
+    return max(float(tied.max()), total * longest + share * float(net.max())) * _SAFE
 
 
 def _ranks_of(chain: ChainProblem, main: int, times: Sequence[Sequence[float]]) -> _Ranks:
@@ -110,7 +107,6 @@ def _ranks_of(chain: ChainProblem, main: int, times: Sequence[Sequence[float]]) 
     taken = _taken(chain, main, times, flying)
     return _Ranks(
         fixed_us=np.array(fixed),
-        fixed_net_us=np.array(fixed),
         memory=np.array(memory),
         average=np.array(average),
         taken_us=np.array([us for us, _ in taken]),
@@ -121,9 +117,10 @@ def _ranks_of(chain: ChainProblem, main: int, times: Sequence[Sequence[float]]) 
     )
 
 
-def _fixed_net(chain: ChainProblem, terms: Hidden) -> Array:
-    each = [stage.fixed_us - stage.hidden_us(terms) for stage in chain.stages]
-    return np.array([sum(each[s] for s in stages) for stages in chain.ranks])
+def _fixed_net(chain: ChainProblem) -> Array:
+    """By row of the schedule and rank: fixed time less what the row hides of it."""
+    each = [[stage.fixed_us - stage.hidden_us(terms) for stage in chain.stages] for terms in chain.bubble_rows]
+    return np.array([[sum(row[s] for s in stages) for stages in chain.ranks] for row in each])
 
 
 def _taken(
@@ -230,65 +227,69 @@ def _whole_time(duals: _Duals, ranks: _Ranks, number: int, low: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prices:
-    """One run: joint time, and time net of what is hidden, by option; bytes by stage and option."""
+    """One run: joint time by option, time net of what is hidden by row and option, bytes by stage and option."""
 
     joint: Array
     net: Array
     sizes: Array
 
-    @staticmethod
-    def of(row: Sequence[OptionCost], joint: Sequence[float], terms: Hidden, ranks: _Ranks) -> "_Prices":
-        """Gather them."""
-        state = np.array([float(o.state_bytes) for o in row])
-        activation = np.array([float(o.activation_bytes) for o in row])
-        return _Prices(
-            joint=np.array(joint),
-            net=np.array([o.time_us - o.hidden_us(terms) for o in row]),
-            sizes=state[None, :] + ranks.flying[:, None] * activation[None, :],
-        )
+
+def _prices(chain: ChainProblem, row: Sequence[OptionCost], joint: Sequence[float], ranks: _Ranks) -> _Prices:
+    state = np.array([float(o.state_bytes) for o in row])
+    activation = np.array([float(o.activation_bytes) for o in row])
+    return _Prices(
+        joint=np.array(joint),
+        net=np.array([[o.time_us - o.hidden_us(terms) for o in row] for terms in chain.bubble_rows]),
+        sizes=state[None, :] + ranks.flying[:, None] * activation[None, :],
+    )
 
 
 def _by_multipliers(
-    chain: ChainProblem, ranks: _Ranks, prices: Sequence[_Prices], share: float, multipliers: tuple[Array, Array],
-    main: int,
-) -> float:  # fmt: skip
-    """The bound of the module's docstring."""
+    chain: ChainProblem, ranks: _Ranks, prices: Sequence[_Prices], fixed: Array, share: float,
+    multipliers: tuple[Array, Array], main: int,
+) -> Array:  # fmt: skip
+    """The bound of the module's docstring, by row of the schedule."""
     time, memory = multipliers
     total = chain.num_microbatches - share
     if time.sum() <= 0:
-        return 0.0
+        return np.zeros(1)
     scale = (total + len(chain.ranks) * share) / time.sum()
     weights = np.maximum(scale * time - share, 0.0)
     if weights.sum() > total:
         weights *= total / weights.sum()
-    return _dual(chain, ranks, prices, weights, np.full_like(weights, share), scale * memory, main)
+    return _dual(chain, ranks, prices, fixed, weights, share, scale * memory, main)
 
 
 def _net(
-    chain: ChainProblem, ranks: _Ranks, prices: Sequence[_Prices], multipliers: tuple[Array, Array], main: int
-) -> float:  # fmt: skip
-    """Least sum of the ranks' times net of what is hidden, within the memory."""
+    chain: ChainProblem, ranks: _Ranks, prices: Sequence[_Prices], fixed: Array, multipliers: tuple[Array, Array],
+    main: int,
+) -> Array:  # fmt: skip
+    """Least sum of the ranks' times net of what is hidden, within the memory, by row of the schedule."""
     time, memory = multipliers
-    none, ones = np.zeros_like(time), np.ones_like(time)
+    none = np.zeros_like(time)
+    found = _dual(chain, ranks, prices, fixed, none, 1.0, none, main)
+    if not memory.any():
+        return found
     per_time = np.where(time > 0, memory / np.maximum(time, 1e-300), 0.0)
-    return max(_dual(chain, ranks, prices, none, ones, us, main) for us in (none, per_time))
+    return np.maximum(found, _dual(chain, ranks, prices, fixed, none, 1.0, per_time, main))
 
 
 def _dual(
-    chain: ChainProblem, ranks: _Ranks, prices: Sequence[_Prices], weights: Array, shares: Array, memory: Array,
-    main: int,
-) -> float:  # fmt: skip
-    """Least of weights x joint time + shares x net time + memory x (bytes - limit), over all ways to place segments."""
-    bound = float((weights * ranks.fixed_us + shares * ranks.fixed_net_us - memory * ranks.memory).sum())
-    at = ranks.rank_of
-    weight, share, byte = weights[at][:, None], shares[at][:, None], memory[at][:, None]
+    chain: ChainProblem, ranks: _Ranks, prices: Sequence[_Prices], fixed: Array, weights: Array, share: float,
+    memory: Array, main: int,
+) -> Array:  # fmt: skip
+    """Least of weights x joint time + share x net time + memory x (bytes - limit), over all ways to place segments."""
+    bound = float((weights * ranks.fixed_us - memory * ranks.memory).sum()) + share * fixed.sum(axis=1)
+    weight, byte = weights[ranks.rank_of][:, None], memory[ranks.rank_of][:, None]
     for run, (number, price) in enumerate(zip(chain.lengths, prices, strict=True)):
-        each = (weight * price.joint + share * price.net + byte * price.sizes).min(axis=1)
+        placed = weight * price.joint + byte * price.sizes
+        each = (placed[None, :, :] + share * price.net[:, None, :]).min(axis=2)
         if run == main and ranks.most < number:
-            each = np.sort(each)
+            each.sort(axis=1)
             full = number // ranks.most
-            bound += ranks.most * float(each[:full].sum())
-            bound += (number - full * ranks.most) * float(each[full]) if number % ranks.most else 0.0
+            bound = bound + ranks.most * each[:, :full].sum(axis=1)
+            if number % ranks.most:
+                bound = bound + (number - full * ranks.most) * each[:, full]
         else:
-            bound += number * float(each.min())
-    return bound
+            bound = bound + number * each.min(axis=1)
+    return np.asarray(bound)

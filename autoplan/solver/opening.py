@@ -6,8 +6,9 @@ from autoplan.cost import Collective
 from autoplan.plan.plan import MESH_AXES
 from autoplan.sharding import CollectiveKind
 from autoplan.solver.bounds import (
-    RoughRows,
+    Way,
     family_bound_us,
+    family_memory_us,
     fastest_us,
     implied_us,
     least_state_bytes,
@@ -17,10 +18,11 @@ from autoplan.solver.bounds import (
 )
 from autoplan.solver.dual import lower_bound_us
 from autoplan.solver.mesh import groups_of
+from autoplan.solver.places import flying_of
 from autoplan.solver.points import Family, Holding, families, holdings, point_of, schedules
 from autoplan.solver.pricing import cut_bytes, setting_at
 from autoplan.solver.setting import Setting
-from autoplan.solver.state import INFINITE, NO_CUT, Node, Search, Way, leaves, points_under
+from autoplan.solver.state import INFINITE, NO_CUT, Node, Search, leaves, points_under
 from autoplan.solver.step import PricedRuns, chain_of, price_runs
 from autoplan.solver.tables import Table, TableKey
 
@@ -59,7 +61,7 @@ def open_family(state: Search, node: Node, bound: float) -> None:
     family = node.family
     alone = fastest_us(_whole(state, family))
     ranks = family.degrees.tp * family.degrees.cp
-    tight = _least(_split_bounds(state, family, None, tuple(time / ranks for time in alone)))
+    tight = _split_bound(state, family, None, tuple(time / ranks for time in alone))
     if tight > bound * _HIGHER:
         _again(state, node, tight)
         return
@@ -67,12 +69,7 @@ def open_family(state: Search, node: Node, bound: float) -> None:
         key = _key(state, family, sequence)
         _seed(state, key)
         least = state.known.get(key) or implied_us(state.known, key, alone)
-        implied = _least(_split_bounds(state, family, key, least))
-        _again(state, Node(family=family, key=key), max(bound, implied))
-
-
-def _least(bounds: tuple[tuple[Way, float], ...]) -> float:
-    return min((bound for _, bound in bounds), default=INFINITE)
+        _again(state, Node(family=family, key=key), max(bound, _split_bound(state, family, key, least)))
 
 
 def _again(state: Search, node: Node, bound: float) -> None:
@@ -85,18 +82,27 @@ def _again(state: Search, node: Node, bound: float) -> None:
         state.refuse(point, NO_CUT, leaves(state, node))
 
 
-def _split_bounds(
-    state: Search, family: Family, key: TableKey | None, least: tuple[float, ...]
-) -> tuple[tuple[Way, float], ...]:
-    """Each schedule's bound by memory, when every class takes at least so long and splits evenly."""
+def _split_bound(state: Search, family: Family, key: TableKey | None, least: tuple[float, ...]) -> float:
+    """Bound by memory, when every class takes at least so long and splits evenly."""
     found = (_like(state, family), key)
-    if found not in state.bounds:
-        whole = _whole(state, family)
-        ranks = family.degrees.tp * family.degrees.cp
-        rows = split_rows(whole, ranks, least)
-        split = family.degrees.tp if key is None or key.sequence else 1
-        state.bounds[found] = _schedule_bounds(state, family, rows, _send_us(state, family, split), whole=False)
-    return state.bounds[found]
+    if found not in state.least:
+        ways = tuple(schedules(state.space, family))
+        flying = _flying(state, family, ways)
+        rows = split_rows(_whole(state, family), family.degrees.tp * family.degrees.cp, least)
+        send = _send_us(state, family, family.degrees.tp if key is None or key.sequence else 1)
+        state.least[found] = family_memory_us(state.space, family, rows, ways, flying, send) if ways else INFINITE
+    return state.least[found]
+
+
+def _flying(state: Search, family: Family, ways: tuple[Way, ...]) -> tuple[int, ...]:
+    """Microbatches that every stage of a rank holds at some moment, by the schedule that holds least."""
+    pp, m = family.degrees.pp, family.num_microbatches
+    if (pp, m) not in state.flying:
+        found = [
+            [max(map(min, moments)) for moments in flying_of(schedule, pp, chunks, m)] for schedule, chunks in ways
+        ]
+        state.flying[pp, m] = tuple(map(min, zip(*found, strict=True)))
+    return state.flying[pp, m]
 
 
 def _like(state: Search, family: Family) -> tuple[object, ...]:
@@ -118,15 +124,6 @@ def _send_us(state: Search, family: Family, tensor_split: int) -> float:
     if num_bytes == 0:
         return 0.0
     return state.tables.cost.collective_us(Collective(kind=CollectiveKind.SEND, num_bytes=num_bytes, group=group))
-
-
-def _schedule_bounds(
-    state: Search, family: Family, rows: RoughRows, send_us: float, *, whole: bool
-) -> tuple[tuple[Way, float], ...]:
-    return tuple(
-        (way, schedule_bound_us(state.space, family, rows, way, send_us, whole=whole))
-        for way in schedules(state.space, family)
-    )
 
 
 def _seed(state: Search, key: TableKey) -> None:
@@ -152,8 +149,10 @@ def open_boundary(state: Search, node: Node, bound: float) -> None:
     table = state.tables.table(key)
     found = ("table", _like(state, family), key)
     if found not in state.bounds:
-        send = _send_us(state, family, family.degrees.tp if key.sequence else 1)
-        state.bounds[found] = _schedule_bounds(state, family, rough_rows(table), send, whole=True)
+        send, rows = _send_us(state, family, family.degrees.tp if key.sequence else 1), rough_rows(table)
+        state.bounds[found] = tuple(
+            (way, schedule_bound_us(state.space, family, rows, way, send)) for way in schedules(state.space, family)
+        )
     for way, tight in state.bounds[found]:
         _again(state, Node(family=family, key=key, way=way), max(bound, tight))
 

@@ -11,7 +11,7 @@ OptimizerName = Literal["adamw", "sgd"]
 OPTIMIZER_STATES: dict[OptimizerName, int] = {"adamw": 2, "sgd": 0}
 """Tensors of the parameter's shape that the optimizer keeps."""
 
-GAP = 0.005
+GAP = 0.01
 """Default share of the step within which the answer has to be proven optimal."""
 _COUNTS = ("pp", "dp", "cp", "tp", "ep", "microbatch", "shards", "chunks", "top")
 
@@ -73,7 +73,7 @@ class Request:
         if self.time_limit_s <= 0:
             raise InputError(f"time_limit_s must be above 0 seconds, found {self.time_limit_s}")
         if not 0 <= self.gap < 1:
-            raise InputError(f"gap is a share of the step from 0 to below 1, found {self.gap}; 0.005 is half a percent")
+            raise InputError(f"gap is a share of the step from 0 to below 1, found {self.gap}; 0.01 is one percent")
         for name in ("gradients", "reductions", "states", "master"):
             dtype = getattr(self.precision, name)
             if dtype is not None and dtype not in DTYPE_BYTES:

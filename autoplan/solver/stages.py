@@ -28,7 +28,7 @@ from autoplan.solver.construct import construct
 from autoplan.solver.dual import lower_bound_us
 from autoplan.solver.milp import SolveState, dual_bound, run_solver
 
-MOST_COUNTS = 300
+MOST_COUNTS = 80
 """Integers of a MILP that is worth its time when a gap is allowed; larger chains keep what was constructed."""
 MOST_NODES = 500
 """Nodes of one branch and bound; a limit in nodes, not seconds, keeps answers the same on every machine."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from autoplan.errors import InputError
-from autoplan.plan.plan import ScheduleKind, SearchStatus
+from autoplan.plan.plan import SearchStatus
+from autoplan.solver.bounds import Way
 from autoplan.solver.mesh import Point
 from autoplan.solver.points import Family, Holding, Space, holdings, point_of, schedules
 from autoplan.solver.request import Request
@@ -14,7 +15,6 @@ from autoplan.solver.step import PricedRuns, Step
 from autoplan.solver.tables import TableKey, Tables
 
 Progress = Callable[[str], None]
-Way = tuple[ScheduleKind, int]
 INFINITE = float("inf")
 NO_CUT = "no cut into stages fits the memory"
 
@@ -74,6 +74,10 @@ class Search:
     """Each class at its fastest, of the tables made so far."""
     bounds: dict[tuple[object, ...], tuple[tuple[Way, float], ...]] = field(default_factory=dict)
     """Bounds of the schedules of families, equal for many orders of their axes."""
+    least: dict[tuple[object, ...], float] = field(default_factory=dict)
+    """Bounds of families before their tables are made, likewise."""
+    flying: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    """By stages and microbatches: what every rank has in flight at least."""
     priced: dict[tuple[Family, TableKey, Holding], PricedRuns] = field(default_factory=dict)
     crossing: dict[int, int] = field(default_factory=dict)
     """Bytes that cross between stages on one device, by microbatch."""
