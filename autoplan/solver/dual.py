@@ -129,6 +129,8 @@ def _taken(
     """Least time and bytes, per rank, of what the sizes of the first and the last stage force on it."""
     found = [(0.0, 0.0)] * len(chain.ranks)
     last = len(chain.stages) - 1
+    if not chain.contiguous:
+        return found
     for stage, runs in ((0, range(main)), (last, range(len(chain.lengths) - 1, main, -1))):
         left, rank = chain.sizes[0] if last else chain.num_segments, chain.rank_of[stage]
         for run in runs:
@@ -141,32 +143,44 @@ def _taken(
 
 
 def _duals(times: Sequence[float], row: Sequence[OptionCost], ranks: _Ranks, *, single: bool) -> _Duals:
-    """Vertices of every rank's multipliers: one constraint with an axis, or two with each other."""
+    """Multipliers of every rank to choose from: vertices for the average in flight, and for the least and the most."""
     t = np.maximum(np.array(times), 1e-12)
     state = np.array([float(o.state_bytes) for o in row])
     activation = np.array([float(o.activation_bytes) for o in row])
-    m = np.maximum(state[None, :] + ranks.average[:, None] * activation[None, :], 1e-12)
-    first, second = np.triu_indices(len(row), 1)
+    count = len(ranks.average)
+    if single:
+        time, memory, good = _vertices(t, state[None, :] + ranks.average[:, None] * activation[None, :])
+        return _Duals(time=time, memory=memory, extra=np.where(good, 0.0, np.inf))
+    least, most = np.full(count, np.inf), np.zeros(count)
+    np.minimum.at(least, ranks.rank_of, ranks.flying)
+    np.maximum.at(most, ranks.rank_of, ranks.flying)
+    found = [
+        _vertices(t, state[None, :] + flying[:, None] * activation[None, :])
+        for flying in (ranks.average, least, most, (ranks.average + least) / 2)
+    ]
+    time, memory, good = (np.hstack(parts) for parts in zip(*found, strict=True))
+    sizes = state[None, :] + ranks.flying[:, None] * activation[None, :]
+    paid = time[ranks.rank_of][:, :, None] * t + memory[ranks.rank_of][:, :, None] * sizes[:, None, :]
+    extra = np.zeros_like(time)
+    np.add.at(extra, ranks.rank_of, ranks.most * np.maximum(0.0, 1 - paid.min(axis=2)))
+    return _Duals(time=time, memory=memory, extra=np.where(good, extra, np.inf))
+
+
+def _vertices(t: Array, m: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Vertices of {l t_o + u m_ro >= 1}: one constraint with an axis, or two with each other; and which there are."""
+    m = np.maximum(m, 1e-12)
+    first, second = np.triu_indices(len(t), 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         det = t[first] * m[:, second] - t[second] * m[:, first]
         time = (m[:, second] - m[:, first]) / det
         memory = (t[first] - t[second])[None, :] / det
-    count = len(ranks.average)
-    none = np.zeros((count, 1))
-    time = np.hstack([np.full((count, 1), 1 / t.min()), none, time])
+    none = np.zeros((len(m), 1))
+    time = np.hstack([np.full((len(m), 1), 1 / t.min()), none, time])
     memory = np.hstack([none, 1 / m.min(axis=1, keepdims=True), memory])
     with np.errstate(invalid="ignore"):
         covered = time[:, :, None] * t[None, None, :] + memory[:, :, None] * m[:, None, :]
     good = (time >= 0) & (memory >= 0) & (covered >= _SAFE).all(axis=2) & np.isfinite(time) & np.isfinite(memory)
-    extra = np.zeros_like(time)
-    if not single:
-        sizes = state[None, :] + ranks.flying[:, None] * activation[None, :]
-        with np.errstate(invalid="ignore"):
-            paid = time[ranks.rank_of][:, :, None] * t + memory[ranks.rank_of][:, :, None] * sizes[:, None, :]
-        np.add.at(extra, ranks.rank_of, ranks.most * np.maximum(0.0, 1 - paid.min(axis=2)))
-    return _Duals(
-        time=np.where(good, time, 0.0), memory=np.where(good, memory, 0.0), extra=np.where(good, extra, np.inf)
-    )
+    return np.where(good, time, 0.0), np.where(good, memory, 0.0), good
 
 
 def _terms(duals: _Duals, ranks: _Ranks, limit_us: float) -> Array:

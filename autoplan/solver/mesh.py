@@ -156,7 +156,7 @@ def axis_orders(degrees: Degrees, cluster: Cluster) -> tuple[tuple[str, ...], ..
     Of orders that give the same groups the first is kept, and pp, dp, cp, tp comes first.
     """
     found: dict[tuple[tuple[int, int], ...], tuple[str, ...]] = {}
-    for outer in (("pp", "dp", "cp"), ("dp", "pp", "cp"), ("dp", "cp", "pp"), ("pp", "cp", "dp")):
+    for outer in (("pp", "dp", "cp"), ("dp", "pp", "cp"), ("pp", "cp", "dp")):
         order = (*outer, "tp")
         mesh = Degrees(pp=degrees.pp, dp=degrees.dp, cp=degrees.cp, tp=degrees.tp, order=order).mesh
         groups = [mesh.group(axis, cluster.devices_per_node) for axis in MESH_AXES]

@@ -22,8 +22,8 @@ from autoplan.solver.request import Request
 from autoplan.solver.setting import Facts, facts_of
 
 LARGEST_MICROBATCH = 16
-MOST_CHUNKS = 16
-FEWEST_POSITIONS = 1024
+MOST_CHUNKS = 8
+FEWEST_POSITIONS = 4096
 """A context axis that is not pinned leaves each rank at least so many positions of the sequence."""
 
 
@@ -165,7 +165,7 @@ def _expert_degrees(space: Space, ranks: int) -> tuple[int, ...]:
 
 
 def _sharings(space: Space, family: Family) -> Iterator[tuple[DataMode, int]]:
-    """Modes with the ranks that share a copy: all of them, or those of a node (hybrid)."""
+    """Modes with the ranks that share a copy: all of them, or in mode "shard" those of a node (hybrid)."""
     request, ranks = space.request, family.degrees.data_ranks
     if ranks == 1:
         if request.data in (None, "replicate", "shard") and request.shards in (None, 1):
@@ -184,7 +184,7 @@ def _sharings(space: Space, family: Family) -> Iterator[tuple[DataMode, int]]:
             continue
         yield data, ranks
         in_node = _in_node(space, family)
-        if 1 < in_node < ranks and ranks % in_node == 0 and not request.runnable:
+        if data == "shard" and 1 < in_node < ranks and ranks % in_node == 0 and not request.runnable:
             yield data, in_node
 
 
