@@ -118,24 +118,27 @@ def family_memory_us(
 ) -> float:
     """A step that nothing in a family beats by any of some schedules, with rows that only bound; end apart.
 
-    The slowest rank is bounded once, with what is in flight by the schedule that holds least. Each schedule adds what
-    it sends, and its bubble as far as what it hides is known: rows that hide no part more than once.
+    The slowest rank is bounded once for schedules with chunks and once for those without, whose ranks hold consecutive
+    segments, with what is in flight by the schedule that holds least. Each schedule adds what its ranks send at least
+    (in a V the first rank has both ends of the chain), and its bubble as far as what it hides is known: rows that hide
+    no part more than once.
     """
     pp, m = family.degrees.pp, family.num_microbatches
-    longest = lower_bound_us(_chain(space, family, rows, flying), whole=False) / m
-    if longest == float("inf"):
-        return longest
+    chain, longest = _chain(space, family, rows, flying), dict[bool, float]()
     parts = _least_parts(space, rows)
     best = float("inf")
     for schedule, chunks in ways:
+        has_chunks = chunks > 1
+        if has_chunks not in longest:
+            longest[has_chunks] = lower_bound_us(replace(chain, contiguous=not has_chunks), whole=False) / m
         bubble = bubble_terms(schedule, pp, chunks)
         share = bubble.share if pp > 1 else 0.0
-        sent = send_us * (2 * chunks - 1) if pp > 1 else 0.0
+        sent = send_us * (2 * chunks - (2 if schedule == "zbv" else 1)) if pp > 1 else 0.0
         net = max(
             (sum(max(0.0, 1 - (pp - 1) / pp * h) * part for h, part in zip(row, parts, strict=True))
              for row in bubble.rows if max(row) <= 1), default=0.0,
         )  # fmt: skip
-        best = min(best, (m - share) * (longest + sent) + share * net)
+        best = min(best, (m - share) * (longest[has_chunks] + sent) + share * net)
     return best
 
 

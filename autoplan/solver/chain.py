@@ -91,6 +91,8 @@ class ChainProblem:
     shared: tuple[SharedParam, ...] = ()
     readers: tuple[tuple[int, ...], ...] = ()
     """Per shared parameter: the runs that read it."""
+    contiguous: bool = True
+    """Whether a rank with one stage holds consecutive segments; bounds for schedules with chunks leave it open."""
     cuts: tuple[int, ...] | None = None
     """Where stages after the first must begin; None leaves it open."""
 
@@ -228,7 +230,7 @@ def longest_bound_us(chain: ChainProblem, times: Sequence[Sequence[float]]) -> f
     total = sum(n * time for n, time in zip(chain.lengths, least, strict=True))
     spread = (total + sum(stage.fixed_us for stage in chain.stages)) / ranks
     fullest = max(-(-n // ranks) * time for n, time in zip(chain.lengths, least, strict=True)) + fixed
-    if len(chain.stages) > ranks or ranks == 1:
+    if len(chain.stages) > ranks or ranks == 1 or not chain.contiguous:
         return max(spread, fullest)
     return max(spread, fullest, _least_cut_us(chain.lengths, least, ranks) + fixed)
 
