@@ -103,7 +103,7 @@ class ChainProblem:
 
     @cached_property
     def sizes(self) -> tuple[int, int]:
-        """Least and most segments of a stage. Chunks of a rank take turns, so all stages are alike, up to one segment."""
+        """Least and most segments of a stage. With chunks, stages are alike up to one segment."""
         if len(self.stages) == len(self.ranks):
             return 1, self.num_segments
         return self.num_segments // len(self.stages), -(-self.num_segments // len(self.stages))
