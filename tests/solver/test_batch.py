@@ -79,7 +79,8 @@ def _denominator(node: OpNode, form: str, whole: Values) -> Tensor | None:
 @pytest.mark.parametrize("name", sorted(zoo.ZOO))
 def test_parts_add_up_to_the_whole_batch(name: str) -> None:
     model, batch = zoo.build(name), zoo.ZOO[name].batch(4, 0)
-    traced = trace_model(model, batch)
+    with zoo.InFloat64():
+        traced = trace_model(model, batch)
     graph = traced.graph
     split = split_batch(segmented(graph))
     assert split.obstacle == "" and graph.loss is not None
