@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from autoplan.errors import InputError
 from autoplan.plan.plan import DataMode, Precision, Recompute, ScheduleKind
@@ -100,7 +100,7 @@ def choices_of(flags: Sequence[tuple[str, str]]) -> Choices:
             found[name] = text == "true" if text in ("true", "false") else int(text) if text.isdigit() else text
         else:
             raise InputError(f"the plan was searched with --{flag}, which this version does not have: search again")
-    return Choices(**found)  # type: ignore[typeddict-item]
+    return cast(Choices, found)
 
 
 def _written(value: object) -> str:

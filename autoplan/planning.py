@@ -14,10 +14,11 @@ from autoplan.cluster import Cluster
 from autoplan.cost_models import Profile, ProfileCostModel, load_cluster
 from autoplan.errors import InfeasibleError, InputError, RuleError
 from autoplan.ir import SegmentedGraph
-from autoplan.plan.outcome import Outcome
+from autoplan.plan.outcome import Least, Outcome
 from autoplan.plan.plan import Origin, Plan
 from autoplan.plan.verify import verify_plan
 from autoplan.randomness import random_ops
+from autoplan.solver.devices import least_devices
 from autoplan.solver.request import Request
 from autoplan.solver.solve import solve
 from autoplan.trace.capture import Traced, trace_model
@@ -27,7 +28,7 @@ from autoplan.trace.segments import segment_graph
 from autoplan.trace.source import load_model
 from autoplan.trace.tree import flatten, unflatten
 
-__all__ = ["search", "search_clusters", "search_source"]
+__all__ = ["search", "search_clusters", "search_least", "search_source"]
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +120,32 @@ def search_clusters(
     found = [load_cluster(cluster) for cluster in clusters]
     job = load_job(spec, [cluster for cluster, _ in found], global_batch, seq_len, dtype, choices, told)
     return tuple(_outcomes(job, clusters, found, told))
+
+
+def search_least(
+    spec: str,
+    *,
+    cluster: str,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    progress: Told | None = None,
+    **choices: Unpack[Choices],
+) -> tuple[Least, Plan]:
+    """The fewest devices of this kind, in nodes of this size, on which the job fits, and the best plan there.
+
+    As ``search_source``; how many devices ``cluster`` has only says what ``global_batch`` is by default. Pins are kept
+    but for ``dp``. Raises InfeasibleError when no number of devices is enough.
+    """
+    told = progress or log.info
+    found, profile = load_cluster(cluster)
+    job = load_job(spec, (found,), global_batch, seq_len, dtype, choices, told)
+    cost = ProfileCostModel(cluster=found, profile=profile)
+    least = least_devices(job.segmented, found, cost, job.request, told)
+    request = replace(job.request, dp=None)
+    cost = ProfileCostModel(cluster=least.cluster, profile=profile)
+    where = cluster if os.path.isfile(cluster) else str(least.cluster)
+    return least, _solve(_on(replace(job, request=request), where), least.cluster, cost, told)
 
 
 def _outcomes(

@@ -71,6 +71,9 @@ Gap = Annotated[
 ]
 Top = Annotated[int | None, _count("How many good plans to find and to show.")]
 TimeLimit = Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds to search.")]
+MinDevices = Annotated[
+    bool, typer.Option("--min-devices", help="Find the fewest devices of this kind on which it fits, and plan there.")
+]
 Output = Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write the plan.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
 Tokens = Annotated[

@@ -1,4 +1,5 @@
 """``autoplan recost``: a plan file in; what it costs at another length, batch or cluster out."""
+
 import typer
 
 from autoplan.cli import flags

@@ -11,14 +11,15 @@ from rich.console import Console
 from autoplan.choices import Choices
 from autoplan.cli import flags
 from autoplan.cli.answers import exit_codes, refuse_unwritable, write_output
-from autoplan.cli.progress import Progress
+from autoplan.cli.progress import Progress, planning_work
 from autoplan.errors import InfeasibleError, InputError
 from autoplan.plan.file import plan_json
 from autoplan.plan.money import Budget, bill_of, parse_budget
-from autoplan.plan.outcome import Outcome
+from autoplan.plan.outcome import Least, Outcome
 from autoplan.plan.plan import Plan
 from autoplan.report.bill import bill_text
 from autoplan.report.comparison import Comparison, compare, comparison_json, comparison_text
+from autoplan.report.least import least_text
 from autoplan.trace.collection import no_collection
 
 
@@ -47,8 +48,8 @@ def search(  # noqa: PLR0913 (one parameter per flag)
     chunks: flags.Chunks = None, data: flags.Data = None, shards: flags.Shards = None, cuts: flags.Cuts = None,
     offload: flags.Offload = False, pin: flags.Pin = None, forbid: flags.Forbid = None, keep: flags.Keep = None,
     runnable: flags.Runnable = False, gap: flags.Gap = None, top: flags.Top = None,
-    time_limit: flags.TimeLimit = 60.0, tokens: flags.Tokens = None, price: flags.Prices = None,
-    output: flags.Output = None, as_json: flags.AsJson = False,
+    time_limit: flags.TimeLimit = 60.0, min_devices: flags.MinDevices = False, tokens: flags.Tokens = None,
+    price: flags.Prices = None, output: flags.Output = None, as_json: flags.AsJson = False,
 ) -> None:  # fmt: skip
     """Search the fastest plan that fits. What is given is pinned, the rest is searched.
 
@@ -56,6 +57,7 @@ def search(  # noqa: PLR0913 (one parameter per flag)
     Examples:
       autoplan search examples/nanogpt.py --cluster 8xH100 -o plan.json
       autoplan search config.json --cluster 16x8xA100-80GB --global-batch 1024 --seq-len 8192 --tp 8 --top 5
+      autoplan search config.json --cluster 8xH100 --global-batch 512 --min-devices
       autoplan search config.json --cluster 8xH100 --cluster 4x8xL4 --global-batch 512 --tokens 1T --price 2.5
 
     \b
@@ -75,7 +77,9 @@ def search(  # noqa: PLR0913 (one parameter per flag)
         )  # fmt: skip
         if output is not None:
             refuse_unwritable(output)
-        if len(cluster) == 1:
+        if min_devices:
+            _answer_least(asked, *_least(asked, choices))
+        elif len(cluster) == 1:
             _answer(asked, _plan(asked, choices))
         else:
             _answer_all(asked, _outcomes(asked, choices))
@@ -115,6 +119,27 @@ def _outcomes(asked: _Asked, choices: Choices) -> tuple[Outcome, ...]:
                 asked.model, clusters=asked.clusters, global_batch=asked.global_batch, seq_len=asked.seq_len,
                 dtype=asked.dtype, progress=progress, **choices,
             )  # fmt: skip
+
+
+def _least(asked: _Asked, choices: Choices) -> tuple[Least, Plan]:
+    if len(asked.clusters) > 1:
+        raise InputError("--min-devices is for one kind of device: give --cluster once")
+    with planning_work() as progress:
+        with no_collection():
+            from autoplan import planning  # as above
+
+        return planning.search_least(
+            asked.model, cluster=asked.clusters[0], global_batch=asked.global_batch, seq_len=asked.seq_len,
+            dtype=asked.dtype, progress=progress, **choices,
+        )  # fmt: skip
+
+
+def _answer_least(asked: _Asked, least: Least, plan: Plan) -> None:
+    """Print what was tried, then the plan as always."""
+    typer.echo(least_text(least), nl=False, err=asked.as_json)
+    if not asked.as_json:
+        typer.echo()
+    _answer(asked, plan)
 
 
 def _answer(asked: _Asked, plan: Plan) -> None:

@@ -23,8 +23,8 @@ from autoplan.sharding import REPLICATE, Placement, Shard, local_shape
 from autoplan.solver.collect import stage_collectives
 from autoplan.solver.context import Context, sequence_length
 from autoplan.solver.request import Request
-from autoplan.solver.state import Loss, Search
 from autoplan.solver.stagecost import StageCost
+from autoplan.solver.state import Loss, Search
 from autoplan.solver.step import Step
 from autoplan.solver.tables import Option, TableKey, Tables
 from autoplan.solver.work import forward_work

@@ -125,8 +125,8 @@ def _searched(asked: Question, value: Value) -> Alternative:
     words = f"{asked.name}={value}"
     asked.progress(f"searching with {words}")
     wanted: dict[str, Any] = {asked.name: value}
-    limits = {"top": 1, "gap": max(asked.request.gap, _GAP), "time_limit_s": asked.limit_s}
-    pinned = replace(asked.request, **wanted, **limits)
+    gap = max(asked.request.gap, _GAP)
+    pinned = replace(asked.request, **wanted, top=1, gap=gap, time_limit_s=asked.limit_s)
     try:
         state = _search(asked, pinned)
     except InputError as error:

@@ -1,6 +1,6 @@
 """Why a weight lies, or an op runs, as it does: every other way with the price of the whole plan."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from autoplan.plan.explanation import Alternative, Explanation
@@ -75,8 +75,8 @@ def _sources(given: Given, slots: Mapping[int, tuple[str, ...]]) -> list[Placeme
 
 def _weight_costs(given: Given, slots: Mapping[int, tuple[str, ...]]) -> dict[Placement, float]:
     """Least objective of the layers with each placement, one layer per option."""
-    prices, total = layer_prices(given)[0], Counter[Placement]()
-    once = {given.options[index].name: index for index in reversed(slots)}
+    prices, total = layer_prices(given)[0], defaultdict[Placement, float](float)
+    once = {given.options[index].name: index for index in sorted(slots, reverse=True)}
     for index in once.values():
         fixed = {name: place for name, place in held_params(given, index).items() if name not in slots[index]}
         found = dict(alternatives(given.options[index].resolved.problem, prices, fixed).params)

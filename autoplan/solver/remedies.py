@@ -11,8 +11,8 @@ from autoplan.plan.words import bytes_text
 from autoplan.solver.bounds import least_state_bytes
 from autoplan.solver.mesh import Point, groups_of
 from autoplan.solver.points import Family, Space, families, holdings, point_of, schedules
-from autoplan.solver.request import Request
 from autoplan.solver.pricing import setting_at
+from autoplan.solver.request import Request
 from autoplan.solver.step import Step, nearest_step, price_runs
 from autoplan.solver.tables import TableKey, Tables
 
@@ -29,16 +29,21 @@ def infeasible(tables: Tables, space: Space, request: Request) -> InfeasibleErro
             f"no plan exists for {tables.cluster}: no mesh fits its {tables.cluster.num_devices} devices, the batch of "
             f"{tables.sg.graph.batch_size} and what is pinned ({_pins(request)})"
         )
-    stage = max(range(len(nearest.memory)), key=lambda rank: nearest.memory[rank].total)
-    memory = nearest.memory[stage]
-    shortfall = Shortfall(
+    shortfall = shortfall_of(nearest, tuple(remedies(tables, space, request)))
+    return InfeasibleError(_message(tables, nearest, shortfall), shortfall)
+
+
+def shortfall_of(step: Step, ways: tuple[str, ...] = ()) -> Shortfall:
+    """What the fullest place of a step needs; ``ways`` would make it fit."""
+    stage = max(range(len(step.memory)), key=lambda rank: step.memory[rank].total)
+    memory = step.memory[stage]
+    return Shortfall(
         stage=stage,
         needed_bytes=int(memory.total),
-        limit_bytes=tables.cluster.memory_bytes,
+        limit_bytes=step.setting.cluster.memory_bytes,
         by_cause=tuple(sorted(((cause, int(n)) for cause, n in memory), key=lambda pair: -pair[1])),
-        remedies=tuple(remedies(tables, space, request)),
+        remedies=ways,
     )
-    return InfeasibleError(_message(tables, nearest, shortfall), shortfall)
 
 
 def _message(tables: Tables, nearest: Step, shortfall: Shortfall) -> str:

@@ -22,10 +22,10 @@ from autoplan.solver.mesh import Point, groups_of
 from autoplan.solver.milp import SolveState
 from autoplan.solver.moved import moved_words, point_on
 from autoplan.solver.pins import attention_heads
+from autoplan.solver.pricing import setting_at
 from autoplan.solver.problem import Problem
 from autoplan.solver.refind import found_context, found_options
 from autoplan.solver.request import Request
-from autoplan.solver.pricing import setting_at
 from autoplan.solver.setting import Setting, facts_of
 from autoplan.solver.step import Step, step_from
 from autoplan.solver.tables import Option, Table, TableKey, Tables

@@ -21,9 +21,13 @@ from autoplan.cli.main import app
 from autoplan.cluster import Cluster
 from autoplan.errors import InfeasibleError, InputError
 from autoplan.plan.file import load_plan, plan_json
-from autoplan.plan.outcome import Outcome
+from autoplan.plan.outcome import Least, Outcome, Tried
 
 SEARCH = ["search", "model.py", "--cluster", "8xH100"]
+COMMANDS = ("search", "report", "diff", "check", "recost", "explain")
+
+
+H100 = Cluster(num_nodes=1, devices_per_node=2, device="H100", memory_bytes=2**36)
 
 
 def run(*args):
@@ -45,9 +49,13 @@ def api(monkeypatch):
         fake.calls.append((spec, options))
         return fake.outcomes
 
+    def search_least(spec, **options):
+        fake.calls.append((spec, options))
+        return Least(cluster=H100, tried=(Tried(cluster=H100, fits=True),)), fake.plan
+
     fake = types.ModuleType("autoplan.planning")
     fake.calls, fake.error, fake.plan, fake.outcomes = [], None, sample_plan(), ()
-    fake.search_source, fake.search_clusters = search_source, search_clusters
+    fake.search_source, fake.search_clusters, fake.search_least = search_source, search_clusters, search_least
     monkeypatch.setitem(sys.modules, "autoplan.planning", fake)
     monkeypatch.setattr(autoplan, "planning", fake, raising=False)
     return fake
@@ -319,7 +327,7 @@ def test_report_page_that_cannot_be_written(plan_file, tmp_path):
     assert "cannot write" in result.stderr
 
 
-@pytest.mark.parametrize("command", [[], ["search"], ["report"], ["diff"]])
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
 def test_help_has_an_example(command):
     result = run(*command, "--help")
     assert result.exit_code == 0
@@ -364,6 +372,20 @@ def test_wrong_input_for_real(args, codes):
     assert result.exit_code in codes, result.stderr
     assert "error: " in result.stderr
     assert isinstance(result.exception, SystemExit)
+
+
+def test_search_for_the_fewest_devices_prints_what_was_tried_before_the_plan(api, tmp_path):
+    out = str(tmp_path / "plan.json")
+    result = run(*SEARCH, "--min-devices", "--tp", "2", "-o", out)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("The fewest devices on which it fits: 2 devices (2xH100)\n")
+    assert str(sample_plan()) in result.stdout
+    [(_, options)] = api.calls
+    assert (options["cluster"], options["tp"]) == ("8xH100", 2)
+    as_json = run(*SEARCH, "--min-devices", "--json")
+    assert json.loads(as_json.stdout)["model"] == sample_plan().model
+    assert "The fewest devices" in as_json.stderr
+    assert run(*SEARCH, "--min-devices", "--cluster", "8xL4").exit_code == 2
 
 
 def test_diff_follows_diff(plan_file, tmp_path):

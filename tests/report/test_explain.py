@@ -9,7 +9,14 @@ from plan.sample import sample_plan
 from autoplan.cluster import Cluster
 from autoplan.plan.explanation import Alternative, Check, Explanation
 from autoplan.plan.plan import Amounts
-from autoplan.report.explain import check_json, check_text, explanation_text, explanations_json, recost_json, recost_text
+from autoplan.report.explain import (
+    check_json,
+    check_text,
+    explanation_text,
+    explanations_json,
+    recost_json,
+    recost_text,
+)
 
 GIB = 2**30
 H100 = Cluster(num_nodes=1, devices_per_node=8, device="H100", memory_bytes=76 * GIB)
