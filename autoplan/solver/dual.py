@@ -66,10 +66,11 @@ class _Duals:
     extra: Array
 
 
-def lower_bound_us(chain: ChainProblem, *, whole: bool = True) -> float:
+def lower_bound_us(chain: ChainProblem, *, whole: bool = True, enough_us: float = float("inf")) -> float:
     """A step that no counts beat; infinite when the longest run fits nowhere.
 
-    ``whole`` also asks how many whole segments each rank can hold, which takes longer.
+    ``whole`` also asks how many whole segments each rank can hold, which takes longer and is left out where the bound
+    exceeds ``enough_us`` without it.
     """
     times = [[joint_us(chain, option) for option in row] for row in chain.options]
     main = max(range(len(times)), key=lambda r: (chain.lengths[r] * min(times[r]), -r))
@@ -78,6 +79,8 @@ def lower_bound_us(chain: ChainProblem, *, whole: bool = True) -> float:
     if (ranks.memory < 0).any() or _capacity(duals, ranks, _EVER).sum() < number * _SAFE:
         return float("inf")
     shared = _shared_time(duals, ranks, number, longest_bound_us(chain, times))
+    if (chain.num_microbatches - shown_share(chain)) * shared * _SAFE >= enough_us:
+        return (chain.num_microbatches - shown_share(chain)) * shared * _SAFE
     longest = _whole_time(duals, ranks, number, shared) if whole else shared
     if longest == float("inf"):
         return longest
@@ -221,7 +224,7 @@ def _shared_time(duals: _Duals, ranks: _Ranks, number: int, low: float) -> float
 
 
 def _whole_time(duals: _Duals, ranks: _Ranks, number: int, low: float) -> float:
-    """The same with whole segments on each rank, to a hundred-thousandth from below."""
+    """The same with whole segments on each rank, to a ten-thousandth from below."""
 
     def holds(limit_us: float) -> bool:
         return bool(np.floor(_capacity(duals, ranks, limit_us) * (1 + 1e-9)).sum() >= number)
@@ -233,7 +236,7 @@ def _whole_time(duals: _Duals, ranks: _Ranks, number: int, low: float) -> float:
     high = max(2 * low, 1.0)
     while not holds(high):
         low, high = high, high * 2
-    while high - low > 1e-5 * high:
+    while high - low > 1e-4 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return low

@@ -1,5 +1,6 @@
 """What becomes of a node when it is opened: nodes below it with higher bounds, or a refusal."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from autoplan.cost import Collective
@@ -17,7 +18,7 @@ from autoplan.solver.bounds import (
     split_rows,
 )
 from autoplan.solver.dual import lower_bound_us
-from autoplan.solver.mesh import groups_of
+from autoplan.solver.mesh import Point, groups_of
 from autoplan.solver.places import flying_of
 from autoplan.solver.points import Family, Holding, families, holdings, point_of, schedules
 from autoplan.solver.pricing import cut_bytes, setting_at
@@ -155,10 +156,32 @@ def open_boundary(state: Search, node: Node, bound: float) -> None:
         )
     for way, tight in state.bounds[found]:
         _again(state, Node(family=family, key=key, way=way), max(bound, tight))
+    state.num_boundaries += 1
+
+
+def probe_of(state: Search, node: Node) -> Node | None:
+    """The most promising point under a boundary that was opened, to have a plan early; None where nothing fits."""
+    found = ("table", _like(state, node.family), node.key)
+    ways = [(tight, way) for way, tight in state.bounds.get(found, ()) if tight < INFINITE]
+    if not ways:
+        return None
+    below = [below for below, _ in _holdings(state, replace(node, way=min(ways)[1]), [])]
+    return min(below, key=lambda pair: pair[0])[1] if below else None
 
 
 def open_schedule(state: Search, node: Node, bound: float) -> None:
     """Bound every way to hold parameters under one schedule."""
+    refused: list[tuple[Point, str]] = []
+    for (tight, below), _ in _holdings(state, node, refused):
+        state.push(max(bound, tight), below)
+    for point, reason in refused:
+        state.refuse(point, reason)
+
+
+def _holdings(
+    state: Search, node: Node, refused: list[tuple[Point, str]]
+) -> Iterator[tuple[tuple[float, Node], Point]]:
+    """Every way to hold parameters under one schedule that may fit, with its bound; ``refused`` collects the others."""
     family, key, way = node.family, node.key, node.way
     assert key is not None and way is not None
     limit = state.space.cluster.memory_bytes
@@ -166,11 +189,15 @@ def open_schedule(state: Search, node: Node, bound: float) -> None:
         point = point_of(family, holding, *way)
         below = Node(family=family, key=key, way=way, holding=holding)
         if least_state_bytes(state.space.facts, point) > limit:
-            state.refuse(point, "parameters, gradients and optimizer states alone exceed the memory")
+            refused.append((point, "parameters, gradients and optimizer states alone exceed the memory"))
             continue
         setting, priced = priced_at(state, below)
-        tight = lower_bound_us(chain_of(setting, priced, state.request.cuts))
-        _again(state, below, max(bound, tight))
+        chain = chain_of(setting, priced, state.request.cuts)
+        tight = lower_bound_us(chain, enough_us=state.cutoff_us)
+        if tight < INFINITE:
+            yield (tight, below), point
+        else:
+            refused.append((point, NO_CUT))
 
 
 def priced_at(state: Search, node: Node) -> tuple[Setting, PricedRuns]:

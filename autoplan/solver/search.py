@@ -13,7 +13,7 @@ from autoplan.errors import InputError
 from autoplan.sharding import Shard
 from autoplan.solver.milp import SolveState
 from autoplan.solver.mesh import Point
-from autoplan.solver.opening import open_boundary, open_families, open_family, open_schedule, priced_at
+from autoplan.solver.opening import open_boundary, open_families, open_family, open_schedule, priced_at, probe_of
 from autoplan.solver.points import Space
 from autoplan.solver.request import Request
 from autoplan.solver.state import NO_CUT, Loss, Node, Progress, Search, close, leaves, points_under
@@ -74,13 +74,24 @@ def _say(state: Search, now: float) -> None:
 
 def _open(state: Search, node: Node, bound: float) -> None:
     if node.point is not None:
-        _solve(state, node, node.point)
+        if node.point not in state.probed:
+            _solve(state, node, node.point)
     elif node.way is not None:
         open_schedule(state, node, bound)
     elif node.key is not None:
         open_boundary(state, node, bound)
+        if state.num_boundaries & (state.num_boundaries - 1) == 0:
+            _probe(state, node)
     else:
         open_family(state, node, bound)
+
+
+def _probe(state: Search, node: Node) -> None:
+    """Solve the most promising point under a boundary ahead of its turn: a plan in hand leaves out much of the rest."""
+    below = probe_of(state, node)
+    if below is not None and below.point is not None and below.point not in state.probed:
+        state.probed.add(below.point)
+        _solve(state, below, below.point)
 
 
 def _refuse_degree(state: Search, node: Node, error: InputError) -> None:

@@ -68,6 +68,10 @@ class Search:
     bound_us: float = INFINITE
     """Least lower bound of all that was solved or left out."""
     status: SearchStatus = "complete"
+    num_boundaries: int = 0
+    """Boundaries opened so far."""
+    probed: set[Point] = field(default_factory=set)
+    """Points solved ahead of their turn."""
     num_solved: int = 0
     num_bounded: int = 0
     known: dict[TableKey, tuple[float, ...]] = field(default_factory=dict)
