@@ -3,7 +3,7 @@
 A *run* is a stretch of consecutive segments of one class; an *option* is one way to run a segment of it. Ranks hold
 one stage each, or several *chunks*. ``counts[s][r][o]`` segments of run r on stage s use option o.
 
-    step = m T + max(0, beta (sum of the ranks' times - T - what is hidden)) + E
+    step = m T + max(0, beta (sum of the ranks' times - T - what is hidden)) + E + constant
 
 T is the slowest rank's time of one microbatch, E the longest work at the end of a step. The share beta and the rows
 that say which parts of a pass the schedule hides in the bubble come from ``plan/schedule.py``; the row that hides
@@ -93,6 +93,8 @@ class ChainProblem:
     """Per shared parameter: the runs that read it."""
     contiguous: bool = True
     """Whether a rank with one stage holds consecutive segments; bounds for schedules with chunks leave it open."""
+    constant_us: float = 0.0
+    """Once a step, whatever is chosen: summing the loss."""
     cuts: tuple[int, ...] | None = None
     """Where stages after the first must begin; None leaves it open."""
 
@@ -150,7 +152,7 @@ def objective_us(chain: ChainProblem, counts: Counts) -> float:
                     hidden[i] += number * option.hidden_us(terms)
     longest = max(times)
     bubble = chain.bubble_share * (sum(times) - longest - min(hidden))
-    return chain.num_microbatches * longest + max(0.0, bubble) + max(ends)
+    return chain.num_microbatches * longest + max(0.0, bubble) + max(ends) + chain.constant_us
 
 
 def rank_times(chain: ChainProblem, counts: Counts) -> list[float]:
@@ -200,7 +202,8 @@ def fastest_bound_us(chain: ChainProblem) -> float:
         + sum(stage.fixed_us - stage.hidden_us(terms) for stage in chain.stages)
         for terms in chain.bubble_rows
     )
-    return (chain.num_microbatches - share) * longest_bound_us(chain, times) + share * max(0.0, net)
+    longest = longest_bound_us(chain, times)
+    return (chain.num_microbatches - share) * longest + share * max(0.0, net) + chain.constant_us
 
 
 def shown_share(chain: ChainProblem) -> float:

@@ -72,28 +72,32 @@ def lower_bound_us(chain: ChainProblem, *, whole: bool = True, enough_us: float 
     ``whole`` also asks how many whole segments each rank can hold, which takes longer and is left out where the bound
     exceeds ``enough_us`` without it.
     """
+    return _variable_us(chain, whole, enough_us - chain.constant_us) * _SAFE + chain.constant_us
+
+
+def _variable_us(chain: ChainProblem, whole: bool, enough_us: float) -> float:
+    """The bound of what the counts decide."""
     times = [[joint_us(chain, option) for option in row] for row in chain.options]
     main = max(range(len(times)), key=lambda r: (chain.lengths[r] * min(times[r]), -r))
     ranks, number = _ranks_of(chain, main, times), chain.lengths[main]
     duals = _duals(times[main], chain.options[main], ranks, single=len(chain.stages) == len(chain.ranks))
     if (ranks.memory < 0).any() or _capacity(duals, ranks, _EVER).sum() < number * _SAFE:
         return float("inf")
-    shared = _shared_time(duals, ranks, number, longest_bound_us(chain, times))
-    if (chain.num_microbatches - shown_share(chain)) * shared * _SAFE >= enough_us:
-        return (chain.num_microbatches - shown_share(chain)) * shared * _SAFE
-    longest = _whole_time(duals, ranks, number, shared) if whole else shared
-    if longest == float("inf"):
-        return longest
-    multipliers = _active(duals, ranks, shared)
     share = shown_share(chain)
     total = chain.num_microbatches - share
-    if not share:
-        return total * longest * _SAFE
+    shared = _shared_time(duals, ranks, number, longest_bound_us(chain, times))
+    if not whole or total * shared * _SAFE >= enough_us:
+        longest = shared
+    else:
+        longest = _whole_time(duals, ranks, number, shared)
+    if not share or total * longest * _SAFE >= enough_us:
+        return total * longest
+    multipliers = _active(duals, ranks, shared)
     prices = [_prices(chain, row, joint, ranks) for row, joint in zip(chain.options, times, strict=True)]
     fixed = _fixed_net(chain)
     tied = _by_multipliers(chain, ranks, prices, fixed, share, multipliers, main)
     net = np.maximum(_net(chain, ranks, prices, fixed, multipliers, main), 0.0)
-    return max(float(tied.max()), total * longest + share * float(net.max())) * _SAFE
+    return max(float(tied.max()), total * longest + share * float(net.max()))
 
 
 def _ranks_of(chain: ChainProblem, main: int, times: Sequence[Sequence[float]]) -> _Ranks:

@@ -241,6 +241,6 @@ def _add_objective(model: _Model) -> pulp.LpAffineExpression:
             o.hidden_us(terms) * n for s in range(len(chain.stages)) for o, n, _ in model.options(s)
         ) + sum(stage.hidden_us(terms) for stage in chain.stages)
         model.add(bubble >= chain.bubble_share * (pulp.lpSum(times) - longest - hidden))
-    total = chain.num_microbatches * longest + bubble + end
+    total = chain.num_microbatches * longest + bubble + end + chain.constant_us
     model.lp.setObjective(total)
     return total

@@ -263,6 +263,7 @@ def chain_of(setting: Setting, priced: PricedRuns, cuts: tuple[int, ...] | None)
         memory_bytes=max(1, setting.cluster.memory_bytes - ROUNDING_BYTES),
         shared=priced.shared,
         readers=priced.readers,
+        constant_us=sum(_loss_us(setting)),
         cuts=cuts,
     )
 
