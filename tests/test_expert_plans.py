@@ -65,6 +65,7 @@ def _solved(plan: ExpertPlan, cost, request: Request) -> Answer:
     return answer
 
 
+@pytest.mark.timeout(900)  # two traces and two searches of the largest models, on a machine that may be busy
 @pytest.mark.parametrize("expert", PLANS, ids=lambda plan: plan.name)
 def test_the_search_is_never_dearer_than_the_expert(expert: ExpertPlan, searcher: Searcher) -> None:
     theirs, ours = searcher(expert, True), searcher(expert, False)
