@@ -1,8 +1,12 @@
 """What code reaches outside its own arguments: global names, closures, attributes of classes."""
 
+import functools
 import sys
 import types
 from dataclasses import dataclass, field
+
+CACHED = type(functools.lru_cache(len))
+"""Type of a function that remembers its results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +33,12 @@ def is_library(module: str | None) -> bool:
     return top in ("torch", "numpy", "autoplan") or top in sys.stdlib_module_names
 
 
-def outside(classes: tuple[type, ...]) -> Outside:
-    """Follow the methods of classes through every function that they name."""
+def outside(classes: tuple[type, ...], held: tuple[object, ...]) -> Outside:
+    """Follow the methods of classes, and other things that can be called, through every function that they name."""
     found = _Found()
+    for value in held:
+        _enter(found, value)
+        _enter(found, vars(type(value)).get("__call__"))
     for kind in classes:
         found.classes[kind] = None
         for value in vars(kind).values():
@@ -56,7 +63,9 @@ def _enter(found: _Found, value: object) -> None:
         found.functions.setdefault(id(value), value)
     elif isinstance(value, type) and not is_library(value.__module__):
         found.classes.setdefault(value)
-    elif hasattr(value, "__wrapped__") and not isinstance(value, type):
+    elif isinstance(value, functools.partial):
+        _enter(found, value.func)
+    elif isinstance(value, CACHED):
         _enter(found, value.__wrapped__)
 
 
@@ -79,7 +88,7 @@ def _read(found: _Found, function: types.FunctionType) -> None:
             _enter(found, cell.cell_contents)
         except ValueError:  # the cell is still empty
             continue
-    _enter(found, getattr(function, "__wrapped__", None))
+    _enter(found, vars(function).get("__wrapped__"))
 
 
 def _names(code: types.CodeType) -> set[str]:

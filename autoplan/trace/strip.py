@@ -29,6 +29,11 @@ class Stripped(dict[str, Tensor | None]):
         self.seen()
         return super().__getitem__(name)
 
+    def __setitem__(self, name: str, value: Tensor | None) -> None:
+        """Put something new there."""
+        self.seen()
+        super().__setitem__(name, value)
+
     def __iter__(self) -> Iterator[str]:
         """Go over the names."""
         self.seen()

@@ -18,13 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from autoplan.trace.compat import is_fake
-from autoplan.trace.reach import Outside, is_library, outside
+from autoplan.trace.reach import CACHED, Outside, is_library, outside
 from autoplan.trace.strip import Stripped
 from autoplan.trace.varies import Varies
 
 DEPTH = 6
 """How far attributes of attributes are followed; objects below count by identity."""
 GLOBAL_DEPTH = 3
+LONGEST = 10_000
+"""Items of a container that is still compared."""
 ORIGINAL = "autoplan_original"
 """Attribute of a forward that stands for another: the other."""
 
@@ -87,6 +89,8 @@ class Describer:
 
     def _object(self, value: object, depth: int) -> Hashable:
         kind = type(value)
+        if isinstance(value, Mapping | Set | Sequence) and len(value) > LONGEST:
+            raise NoToken(f"a {kind.__name__} with {len(value)} items is within reach of forward")
         match value:
             case types.FunctionType():
                 cells = (cell.cell_contents for cell in value.__closure__ or () if not _empty(cell))
@@ -105,9 +109,8 @@ class Describer:
                 return "context", self.token(value.get(None), depth)
             case Iterator():
                 raise NoToken(f"an iterator ({kind.__name__}) is within reach of forward; its state cannot be read")
-        cached = getattr(value, "cache_info", None)
-        if callable(cached):
-            return "cache", id(value), cached().currsize
+        if isinstance(value, CACHED):
+            return "cache", id(value), value.cache_info().currsize
         attributes = [] if kind.__module__.startswith(_WITHOUT_STATE) else _vars(value)
         if not attributes:
             return "object", id(value)
@@ -135,7 +138,8 @@ def _module(module: nn.Module, path: str, describer: Describer, varying: frozens
         elif (path, name) in varying:
             found.append((name, "varies"))
         else:
-            found.append((name, describer.token(getattr(value, ORIGINAL, value), DEPTH)))
+            original = getattr(value, ORIGINAL, value) if name == "forward" else value
+            found.append((name, describer.token(original, DEPTH)))
     return tuple(found)
 
 
@@ -206,9 +210,10 @@ def _global(describer: Describer, value: object) -> Hashable:
 
 
 def layer_outside(layer: nn.Module) -> Outside:
-    """What the code of the layer's classes reaches."""
+    """What the code of the layer's classes and of the functions in its attributes reaches."""
     kinds = dict.fromkeys(kind for module in layer.modules() for kind in type(module).__mro__)
-    return outside(tuple(kind for kind in kinds if not is_library(kind.__module__)))
+    held = [value for module in layer.modules() for value in vars(module).values() if callable(value)]
+    return outside(tuple(kind for kind in kinds if not is_library(kind.__module__)), tuple(held))
 
 
 def _vars(value: object) -> list[tuple[str, object]]:

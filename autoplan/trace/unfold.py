@@ -113,7 +113,7 @@ class Unfold:
 
 
 def find_regions(graph: fx.Graph, fold: Fold, tensors: Mapping[str, fx.Node]) -> dict[int, Region]:
-    """The regions that calls stand for, and their twins. CannotFold where one is not closed."""
+    """The regions between marks. CannotFold where one that calls stand for, or its twin, is not closed."""
     position = {node: i for i, node in enumerate(graph.nodes)}
     order = list(position)
     marks: dict[tuple[str, int], dict[int, fx.Node]] = {}
@@ -122,13 +122,17 @@ def find_regions(graph: fx.Graph, fold: Fold, tensors: Mapping[str, fx.Node]) ->
         if name in (MARK_IN, MARK_OUT):
             marks.setdefault((str(name), node.args[1]), {})[node.args[2]] = node
     found = {}
-    for number in (number for pair in fold.twins for number in pair):
+    needed = {number for pair in fold.twins for number in pair}
+    for number, path in enumerate(fold.regions):
         inputs, outputs = marks.get((MARK_IN, number), {}), marks.get((MARK_OUT, number), {})
+        if number in needed and not (inputs and outputs):
+            raise CannotFold(f"nothing is read of what {path} makes, or it reads nothing")
         if not inputs or not outputs:
-            raise CannotFold(f"nothing is read of what {fold.regions[number]} makes, or it reads nothing")
+            continue
         start, end = max(map(position.__getitem__, inputs.values())), min(map(position.__getitem__, outputs.values()))
         region = Region(path=fold.regions[number], inputs=inputs, nodes=tuple(order[start + 1 : end]), outputs=outputs)
-        _check_closed(region, tensors)
+        if number in needed:
+            _check_closed(region, tensors)
         found[number] = region
     return found
 

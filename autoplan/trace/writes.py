@@ -8,7 +8,7 @@ only what it made itself, each tensor on its own, and nothing is written to what
 from torch import fx
 
 from autoplan.trace.compat import memory_of, mutates, op_name, written_arguments
-from autoplan.trace.fold import MARK_IN, CannotFold
+from autoplan.trace.fold import MARK_IN, MARK_OUT, CannotFold
 from autoplan.trace.unfold import Region
 
 
@@ -26,6 +26,9 @@ def refuse_shared_writes(module: fx.GraphModule, regions: dict[int, Region]) -> 
             maker = _maker(node.args[position], makers)
             if op_name(maker.target) == MARK_IN or region_of.get(maker) != region_of.get(node):
                 raise CannotFold(f"{node.name} writes to a tensor that a layer shares with the rest of the model")
+    for mark in module.graph.nodes:
+        if op_name(mark.target) == MARK_OUT and mark.args[1] not in regions:
+            raise CannotFold(f"{mark.name} returns what has no place in a layer, in a model that writes in place")
     for number, region in regions.items():
         made = [_maker(mark.args[0], makers) for mark in region.outputs.values()]
         if any(region_of.get(maker) != number for maker in made):

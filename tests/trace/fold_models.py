@@ -480,6 +480,41 @@ class WritesToView(Stack):
         return x
 
 
+class ReturnsViewOnce(ReturnsView):
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.rate = index / 10
+
+
+class WritesToOneView(WritesToView):
+    """No layer is like another, so each is marked and none is repeated."""
+
+    block = ReturnsViewOnce
+
+
+class CallsHeld(Block):
+    """Calls a function that it is given as an attribute."""
+
+    scale: Callable[[Tensor], Tensor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale(super().forward(x))
+
+
+def _counted(x: Tensor) -> Tensor:
+    STATE.calls += 1
+    return _scaled(x)
+
+
+class HeldFunction(GlobalCounter):
+    block = CallsHeld
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            layer.scale = _counted
+
+
 class AppendsToGiven(Block):
     def forward(self, x: Tensor, states: list[Tensor]) -> Tensor:
         y = super().forward(x)
@@ -626,5 +661,6 @@ IN_FULL = (
     ByIndex, LateIndex, Swallows, Numbers, GlobalCounter, GlobalList, ClassCounter, ClosureCounter, LossOnLayer,
     PythonRandom, Constants, WritesOutside, WritesToView, ListArgument, OneLayerAgain, TwiceThrough, NoGradLayers,
     AutocastLayers, LooksAround, SharedSettings, HooksCollect, CallsInside, SharedNorm, SecondCall,
+    WritesToOneView, HeldFunction,
 )  # fmt: skip
 """No layer is repeated."""

@@ -12,7 +12,7 @@ from torch import nn
 from trace_models import hf_gpt2, hf_llama, hf_model, load_example
 from trace_models import tokens as random_tokens
 
-from autoplan.trace import capture, fold, tokens, unfold
+from autoplan.trace import capture, fold, reach, tokens, unfold
 from autoplan.trace.capture import Traced, trace_model
 
 IDS = random_tokens(67, 2, 16)
@@ -137,11 +137,16 @@ GUARDS: dict[str, tuple[object, str, object, tuple[type[nn.Module], ...]]] = {
         fold, "surroundings_token", _blind,
         (fold_models.GlobalCounter, fold_models.ClassCounter, fold_models.PythonRandom),
     ),
+    "functions it holds": (
+        tokens, "outside", lambda classes, _held: reach.outside(classes, ()), (fold_models.HeldFunction,)
+    ),
+    "parameters taken out": (fold.Fold, "miss", lambda _fold: None, (fold_models.SumsWeights,)),
     "numbers that vary": (fold, "_hidden", _shown, (fold_models.LateIndex, fold_models.ByIndex)),
     "hooks below": (tokens, "_refuse_hooks", lambda *_: None, (fold_models.HookInside,)),
     "closed regions": (unfold, "_check_closed", lambda *_: None, (fold_models.Constants,)),
     "shared writes": (
-        capture, "refuse_shared_writes", lambda *_: None, (fold_models.WritesOutside, fold_models.WritesToView)
+        capture, "refuse_shared_writes", lambda *_: None,
+        (fold_models.WritesOutside, fold_models.WritesToView, fold_models.WritesToOneView),
     ),
 }  # fmt: skip
 """A guard, how it is switched off, and models that are then traced wrong or not at all."""
