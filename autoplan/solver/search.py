@@ -74,7 +74,7 @@ def _say(state: Search, now: float) -> None:
 
 def _open(state: Search, node: Node, bound: float) -> None:
     if node.point is not None:
-        if node.point not in state.probed:
+        if node not in state.probed:
             _solve(state, node, node.point)
     elif node.way is not None:
         open_schedule(state, node, bound)
@@ -89,8 +89,8 @@ def _open(state: Search, node: Node, bound: float) -> None:
 def _probe(state: Search, node: Node) -> None:
     """Solve the most promising point under a boundary ahead of its turn: a plan in hand leaves out much of the rest."""
     below = probe_of(state, node)
-    if below is not None and below.point is not None and below.point not in state.probed:
-        state.probed.add(below.point)
+    if below is not None and below.point is not None and below not in state.probed:
+        state.probed.add(below)
         _solve(state, below, below.point)
 
 

@@ -70,7 +70,7 @@ class Search:
     status: SearchStatus = "complete"
     num_boundaries: int = 0
     """Boundaries opened so far."""
-    probed: set[Point] = field(default_factory=set)
+    probed: set[Node] = field(default_factory=set)
     """Points solved ahead of their turn."""
     num_solved: int = 0
     num_bounded: int = 0

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, replace
 
-from small_models import BATCH, MODELS, small_model
+from small_models import MODELS, small_model
 from toy_cost import ToyCost
 
 from autoplan.cluster import Cluster
