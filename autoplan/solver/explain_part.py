@@ -27,8 +27,11 @@ from autoplan.solver.tables import Option
 Fact = tuple[str, str]
 _MOST = 8
 """Alternatives that are priced with the whole plan."""
-_MOST_TIMES_FASTER = 100.0
+_MOST_TIMES_FASTER = 10.0
 _ONE = 1e-4
+_NOTICED = 1e-4
+"""Share of the step above which a difference is told."""
+_IN_LAYERS = ("compute", "tensor communication")
 
 
 def explain_weights(given: Given, subject: str, names: Sequence[str]) -> Explanation:
@@ -194,18 +197,32 @@ def _reasons(given: Given, forced: Forced) -> Iterator[str]:
         if abs(amount) > _ONE:
             yield f"{time_text(abs(amount))} {'more' if amount > 0 else 'less'} {name} a layer and microbatch"
     yield from _collectives(forced.before, forced.after)
-    if abs(compute) <= _ONE and abs(comm) <= _ONE:
-        yield from _once(given, forced)
+    alike = abs(compute) <= _ONE and abs(comm) <= _ONE
+    yield from _of_step(given, forced, everything=alike)
     faster = 1 - forced.step.total_us / given.step.total_us
     if forced.fits and faster > _ONE:
-        yield f"{share_text(faster)} faster: within what the search left open"
+        yield f"{share_text(faster)} faster: {left_open(given, faster)}"
+    elif alike and abs(faster) <= _ONE:
+        yield "as good by the cost model"
 
 
-def _once(given: Given, forced: Forced) -> Iterator[str]:
-    """Layers take as long as before: what a step has more at its end."""
+def _of_step(given: Given, forced: Forced, *, everything: bool) -> Iterator[str]:
+    """Causes beside the layers themselves in which the step differs noticeably."""
     before = dict(given.step.amounts)
-    more = [(amount - before[cause], cause) for cause, amount in forced.step.amounts]
-    yield from (f"{time_text(amount)} more {cause} once a step" for amount, cause in more if amount > _ONE)
+    for cause, amount in forced.step.amounts:
+        more = amount - before[cause]
+        if abs(more) > _NOTICED * given.step.total_us and (everything or cause not in _IN_LAYERS):
+            yield f"{time_text(abs(more))} {'more' if more > 0 else 'less'} {cause} a step"
+
+
+def left_open(given: Given, faster: float) -> str:
+    """How a plan can be better by that share than one that was searched."""
+    proof = given.plan.proof
+    if proof.status == "priced":
+        return "the plan was given, not searched"
+    if faster <= proof.gap(given.plan.step.total):
+        return "within the gap that the search left open"
+    return "a mix of ways that the search did not weigh, since it takes each layer at a few prices of memory only"
 
 
 def _collectives(before: Option, after: Option) -> Iterator[str]:
@@ -225,15 +242,16 @@ def _collectives(before: Option, after: Option) -> Iterator[str]:
 
 def _change(given: Given, words: str, forced: Forced) -> Iterator[str]:
     """When it would be as good, where one number says it."""
-    faster = 1 - forced.step.total_us / given.step.total_us
+    large = forced.too_large
+    if large is not None and large.total_us < given.step.total_us * (1 - _ONE):
+        short, faster = bytes_text(large.overflow_bytes), share_text(1 - large.total_us / given.step.total_us)
+        yield f"With {short} more memory a device, '{words}' would fit and be {faster} faster."
     if not forced.fits:
-        if faster > _ONE:
-            short = bytes_text(forced.step.overflow_bytes)
-            yield f"With {short} more memory a device, '{words}' would fit and be {share_text(faster)} faster."
         return
+    faster_by = 1 - forced.step.total_us / given.step.total_us
     compute = compute_us(forced.after) - compute_us(forced.before)
     comm = comm_us(forced.after) - comm_us(forced.before)
-    if faster > -_ONE or compute * comm >= 0:
+    if faster_by > -_ONE or compute * comm >= 0:
         return
     times = -comm / compute
     if comm > 0 and 1 < times <= _MOST_TIMES_FASTER:

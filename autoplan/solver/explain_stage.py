@@ -7,6 +7,7 @@ from autoplan.plan.explanation import Alternative, Explanation
 from autoplan.plan.rows import layer_groups
 from autoplan.plan.schedule import stages_of
 from autoplan.plan.words import bytes_text, share_text, time_text
+from autoplan.solver.explain_part import left_open
 from autoplan.solver.reprice import Given
 from autoplan.solver.step import Step
 
@@ -90,7 +91,7 @@ def _alternative(given: Given, words: str, step: Step) -> Alternative:
         slower = f"{time_text(max(after))} a microbatch, now {time_text(max(before))}"
         reason = f"every microbatch would wait for place {_slowest(after)}: {slower}"
     elif step.total_us < given.step.total_us * (1 - _SAME):
-        reason = "faster: within what the search left open"
+        reason = f"faster: {left_open(given, 1 - step.total_us / given.step.total_us)}"
     else:
         reason = "no faster"
     return Alternative(words=words, step_us=step.total_us, peak_bytes=step.peak_bytes, reason=reason)

@@ -34,6 +34,8 @@ class Forced:
     before: Option
     after: Option
     """Of the first layer that is asked about."""
+    too_large: Step | None = None
+    """The fastest with that choice that does not fit, where one is faster than all that do."""
 
     @property
     def fits(self) -> bool:
@@ -54,7 +56,9 @@ def best_forced(given: Given, forces: Mapping[int, Force]) -> Forced:
         changed = {index: made[given.options[index].name, force][trial] for index, force in forces.items()}
         step = given.step_with(changed)
         found.append(Forced(step=step, before=given.options[first], after=changed[first]))
-    return min(found, key=lambda f: (not f.fits, f.step.total_us if f.fits else f.step.overflow_bytes))
+    best = min(found, key=lambda f: (not f.fits, f.step.total_us if f.fits else f.step.overflow_bytes))
+    fastest = min(found, key=lambda f: f.step.total_us)
+    return best if fastest.fits else replace(best, too_large=fastest.step)
 
 
 def layer_prices(given: Given) -> tuple[Prices, ...]:
