@@ -24,6 +24,7 @@ from autoplan.solver.collect import stage_collectives
 from autoplan.solver.context import Context, sequence_length
 from autoplan.solver.request import Request
 from autoplan.solver.stagecost import StageCost
+from autoplan.solver.replay import replayed_us
 from autoplan.solver.state import Loss, Search
 from autoplan.solver.step import Step
 from autoplan.solver.tables import Option, TableKey, Tables
@@ -223,8 +224,8 @@ def _proof(state: Search) -> Proof:
 def _choices(state: Search, best: Step) -> tuple[Choice, ...]:
     """The plans kept, and those of all solved that no other beats in time and memory both."""
     front = _front(state.solved)
-    wanted = {id(step): step for step in (best, *state.kept, *front[:_MOST_ON_FRONT])}
-    ordered = sorted(wanted.values(), key=lambda step: (step.total_us, step.peak_bytes))
+    wanted = {id(step): step for step in (*state.kept, *front[:_MOST_ON_FRONT])} | {id(best): best}
+    ordered = sorted(wanted.values(), key=lambda step: (step is not best, step.total_us, step.peak_bytes))
     on_front = {id(step) for step in front}
     return tuple(
         Choice(label=_label(step), step=step.amounts, peak_bytes=step.peak_bytes, on_front=id(step) in on_front)

@@ -22,6 +22,9 @@ from autoplan.solver.request import Request
 from autoplan.solver.setting import Facts, facts_of
 
 LARGEST_MICROBATCH = 16
+MOST_TOKENS = 16_384
+"""A microbatch that is not pinned has at most so many positions on a context rank, or is the smallest possible: beyond
+that devices are busy, and only memory grows."""
 MOST_CHUNKS = 8
 FEWEST_POSITIONS = 4096
 """A context axis that is not pinned leaves each rank at least so many positions of the sequence."""
@@ -124,7 +127,9 @@ def _of_mesh(space: Space, degrees: Degrees) -> Iterator[Family]:
     if batch % degrees.dp:
         return
     orders = (MESH_AXES,) if space.request.runnable else axis_orders(degrees, space.cluster)
-    for microbatch in microbatches(batch // degrees.dp, pinned):
+    sizes = microbatches(batch // degrees.dp, pinned)
+    few = tuple(size for size in sizes if size * space.num_positions <= MOST_TOKENS * degrees.cp)
+    for microbatch in sizes if pinned is not None else few or sizes[:1]:
         count = batch // (degrees.dp * microbatch)
         if count >= degrees.pp and space.allows(microbatch=microbatch):
             for order in orders:
