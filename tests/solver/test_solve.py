@@ -10,17 +10,14 @@ from toy_cost import ToyCost
 
 from autoplan.cluster import Cluster
 from autoplan.errors import InfeasibleError, InputError
+from autoplan.plan.schedule import RankTimes, step_us
 from autoplan.plan.verify import verify_plan, verify_plan_for
 from autoplan.sharding import REPLICATE, REPLICATE_PARTIAL_GRAD, CollectiveKind, Shard
-from autoplan.solver.batch import split_batch
 from autoplan.solver.block import solve_block
-from autoplan.solver.bounds import class_us, lower_bound_us
 from autoplan.solver.problem import Prices
-from autoplan.solver.request import Request
-from autoplan.solver.search import all_points, setting_at
-from autoplan.solver.solve import solve
-from autoplan.solver.step import Step, solve_step
-from autoplan.solver.tables import Tables, shared_params, solve_variants, sweep
+from autoplan.solver.request import GAP, Request
+from autoplan.solver.solve import prepare, solve
+from autoplan.solver.tables import TableKey, Tables, shared_params, solve_variants, sweep
 from autoplan.trace.capture import trace_model
 from autoplan.trace.segments import segment_graph
 
@@ -42,8 +39,11 @@ def cluster(devices=4, nodes=1, memory_bytes=GIB):
 
 
 def tables(where):
-    sg = gpt()
-    return Tables(sg=sg, split=split_batch(sg), cluster=where, cost=ToyCost(), recompute=None)
+    return prepare(gpt(), where, ToyCost(), REQUEST)[0]
+
+
+def key(tp, microbatch, sequence):
+    return TableKey(tp=tp, microbatch=microbatch, sequence=sequence)
 
 
 @cache
@@ -66,12 +66,30 @@ def test_a_plan_is_complete_and_legal():
 
 
 def test_the_step_is_slowest_stage_plus_bubble_plus_end():
-    found = plan(pp=2)
+    found = plan(pp=2, schedule="1f1b")
     times = [stage.forward_us + stage.backward_us for stage in found.stages]
     causes = dict(found.step)
     assert causes["bubble"] == pytest.approx(sum(times) - max(times))
     steady = found.num_microbatches * max(times)
     assert found.step.total >= steady + causes["bubble"] + causes["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks"),
+    [("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble", 2), ("zbv", 2)],
+    ids=str,
+)
+def test_the_bubble_is_that_of_the_schedule(schedule, chunks):
+    found = plan(pp=2, tp=2, dp=1, microbatch=2, schedule=schedule, chunks=chunks)
+    assert (found.schedule, found.chunks, len(found.stages)) == (schedule, chunks, 2 * chunks)
+    ranks = []
+    for rank in range(2):
+        mine = [stage for stage in found.stages if stage.rank == rank]
+        parts = [(s.forward_us, s.backward_us - s.weight_us, s.weight_us) for s in mine]
+        ranks.append(RankTimes(*map(sum, zip(*parts, strict=True))))
+    m = found.num_microbatches
+    expected = step_us(schedule, 2, chunks, m, ranks) - m * max(map(sum, ranks))
+    assert dict(found.step)["bubble"] == pytest.approx(expected)
 
 
 def test_same_input_same_plan():
@@ -91,11 +109,11 @@ def test_never_dearer_than_a_pinned_plan(pins):
     for name, value in pins.items():
         if name in ("pp", "dp", "tp"):
             assert pinned.mesh.size(name) == value
-    assert plan().step.total <= pinned.step.total * (1 + 2e-3)
+    assert plan().step.total <= pinned.step.total * (1 + GAP)
 
 
 def test_never_dearer_than_column_and_row_placements_by_hand():
-    problem = tables(cluster()).problems(4, 4, False)[gpt().kind_names.index("block")]
+    problem = tables(cluster()).problems(key(4, 4, False))[gpt().kind_names.index("block")]
     by_hand = {}
     for value in problem.values:
         if value.origin == "param":
@@ -110,30 +128,21 @@ def test_never_dearer_than_column_and_row_placements_by_hand():
     assert solve_block(problem, Prices()).objective <= solve_block(problem, Prices(), by_hand).objective + 1e-6
 
 
-def test_no_plan_beats_its_lower_bound():
-    made = tables(cluster())
-    for point in all_points(made, replace(REQUEST, microbatch=2))[::3]:
-        for sequence in (False, True) if point.tp > 1 else (False,):
-            step = solve_step(
-                setting_at(made, REQUEST, point, sequence), made.table(point.tp, point.microbatch, sequence), 5.0
-            )
-            assert isinstance(step, Step)
-            assert step.total_us >= lower_bound_us(made, point, class_us(made, point.microbatch)) * (1 - 1e-9)
-
-
 def test_a_tied_parameter_has_one_placement_and_is_summed_over_its_stages():
     (tied,) = shared_params(gpt())
     made = tables(cluster())
     for sequence in (False, True):
         placements = {
             option.resolved.sources[tied]
-            for row in made.table(2, 4, sequence).options
+            for row in made.table(key(2, 4, sequence)).options
             for option in row
             if tied in option.resolved.sources
         }
         assert len(placements) == 1
-    found = plan(pp=2)
-    assert [count(stage, "tied", CollectiveKind.ALL_REDUCE) for stage in found.stages] == [1, 1]
+    sums = [count(stage, "tied", CollectiveKind.ALL_REDUCE) for stage in plan(pp=2, schedule="1f1b").stages]
+    assert sums == [1, 1]
+    sums = [count(stage, "tied", CollectiveKind.ALL_REDUCE) for stage in plan(pp=2, schedule="interleaved").stages]
+    assert sums == [1, 0, 0, 1]
 
 
 def test_collectives_of_plain_data_parallelism():
@@ -152,11 +161,11 @@ def test_collectives_of_a_sharded_data_axis():
 
 
 def test_collectives_of_a_pipeline():
-    found = plan(pp=2, dp=2, tp=1)
-    for stage in found.stages:
-        assert count(stage, "pp", CollectiveKind.SEND) == found.num_microbatches
-        assert count(stage, "pp", CollectiveKind.RECV) == found.num_microbatches
-        assert count(stage, "pp", CollectiveKind.BROADCAST) == 1
+    for schedule, ends in (("1f1b", [1, 1]), ("interleaved", [1, 2, 2, 1])):
+        found = plan(pp=2, dp=2, tp=1, schedule=schedule)
+        for kind in (CollectiveKind.SEND, CollectiveKind.RECV):
+            assert [count(s, "pp", kind) for s in found.stages] == [found.num_microbatches * n for n in ends]
+    assert [count(s, "pp", CollectiveKind.BROADCAST) for s in plan(pp=2, dp=2, tp=1, schedule="1f1b").stages] == [1, 1]
 
 
 def test_layouts_sum_to_the_collectives_of_their_stage():
@@ -175,7 +184,7 @@ def test_less_memory_is_never_faster_and_recomputes():
     limit = int(roomy.stages[0].memory.total - kept / 4)
     tight = plan(microbatch=8, where=cluster(devices=1, memory_bytes=limit))
     assert tight.stages[0].memory.total <= limit
-    assert tight.step.total >= roomy.step.total * (1 - 2e-3)
+    assert tight.step.total >= roomy.step.total * (1 - GAP)
     used = {tight.layout(name).recompute for name in tight.stages[0].layouts}
     assert used & {"selective", "full"}
 
@@ -214,7 +223,7 @@ def test_runners_up_are_the_best_of_other_meshes_with_reasons():
     labels = [r.label.split(",")[0] for r in found.runners_up]
     assert len(set(labels)) == len(labels)
     assert all(r.reason for r in found.runners_up)
-    assert all(r.step_us is None or r.step_us >= found.step.total * (1 - 2e-3) for r in found.runners_up)
+    assert all(r.step_us is None or r.step_us >= found.step.total * (1 - GAP) for r in found.runners_up)
 
 
 @pytest.mark.parametrize(
@@ -251,14 +260,14 @@ def test_a_node_is_the_limit_of_the_tensor_degree():
 
 def test_one_device_is_the_plain_model():
     found = plan(where=cluster(devices=1), microbatch=8)
-    assert found.mesh.sizes == (1, 1, 1)
+    assert found.mesh.sizes == (1, 1, 1, 1)
     assert all(not stage.collectives for stage in found.stages)
     assert all(p.tensor == REPLICATE for p in found.params)
 
 
 def test_a_sweep_of_prices_never_worsens_time_when_time_is_all():
     made = tables(cluster())
-    problem = made.problems(2, 4, True)[1]
+    problem = made.problems(key(2, 4, True))[1]
     prices = sweep(made.cluster, made.cost, 2)
     variants = solve_variants(problem, prices, {}, set())
     assert 1 <= len(variants) <= len(prices)
