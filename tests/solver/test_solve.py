@@ -17,7 +17,7 @@ from autoplan.solver.block import solve_block
 from autoplan.solver.problem import Prices
 from autoplan.solver.request import GAP, Request
 from autoplan.solver.solve import prepare, solve
-from autoplan.solver.tables import TableKey, Tables, shared_params, solve_variants, sweep
+from autoplan.solver.tables import TableKey, shared_params, solve_variants, sweep
 from autoplan.trace.capture import trace_model
 from autoplan.trace.segments import segment_graph
 
