@@ -153,8 +153,8 @@ def _layout_to_json(layout: Layout, kind_names: tuple[str, ...]) -> dict[str, ob
 
 
 def _op_to_json(op: OpPlacement) -> dict[str, object]:
-    both = {"node": op.node, "batch": str(op.batch), "tensor": str(op.tensor)}
-    return both if op.context is None else both | {"context": str(op.context)}
+    context: dict[str, object] = {} if op.context is None else {"context": str(op.context)}
+    return {"node": op.node, "batch": str(op.batch), "tensor": str(op.tensor)} | context
 
 
 def _proof_to_json(proof: Proof) -> dict[str, object]:

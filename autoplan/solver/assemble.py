@@ -24,7 +24,6 @@ from autoplan.solver.collect import stage_collectives
 from autoplan.solver.context import Context, sequence_length
 from autoplan.solver.request import Request
 from autoplan.solver.stagecost import StageCost
-from autoplan.solver.replay import replayed_us
 from autoplan.solver.state import Loss, Search
 from autoplan.solver.step import Step
 from autoplan.solver.tables import Option, TableKey, Tables

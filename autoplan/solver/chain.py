@@ -128,9 +128,7 @@ class ChainProblem:
     def held(self, used: Sequence[Sequence[int]]) -> tuple[SharedParam, ...]:
         """Shared parameters that a stage with these counts holds."""
         return tuple(
-            param
-            for param, runs in zip(self.shared, self.readers, strict=True)
-            if any(sum(used[run]) for run in runs)
+            param for param, runs in zip(self.shared, self.readers, strict=True) if any(sum(used[run]) for run in runs)
         )
 
 

@@ -90,9 +90,7 @@ def _fit(chain: ChainProblem, used: Used, rank: int) -> bool:
     at = {(stage, run): 0 for stage in chain.ranks[rank] for run in range(len(chain.lengths))}
     rungs = {(s, r): ladder(chain.options[r], chain.most_in_flight[s]) for s, r in at}
     while (excess := _rank_bytes(chain, used, rank) - chain.memory_bytes) > 0:
-        moves = [
-            (s, r) for (s, r), i in at.items() if i + 1 < len(rungs[s, r]) and used[s][r][rungs[s, r][i]]
-        ]
+        moves = [(s, r) for (s, r), i in at.items() if i + 1 < len(rungs[s, r]) and used[s][r][rungs[s, r][i]]]
         if not moves:
             return False
         stage, run = min(

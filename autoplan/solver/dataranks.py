@@ -64,9 +64,7 @@ def sharing(setting: Setting, is_expert: bool) -> Sharing:
             all_axis="experts",
             shard_axis="experts",
         )
-    return Sharing(
-        everyone=groups.data, shard=groups.shard, replicas=groups.replicas, all_axis="dp", shard_axis="dp"
-    )
+    return Sharing(everyone=groups.data, shard=groups.shard, replicas=groups.replicas, all_axis="dp", shard_axis="dp")
 
 
 def data_collectives(setting: Setting, params: ParamBytes, alone: ParamBytes, who: Sharing) -> tuple[Issued, ...]:

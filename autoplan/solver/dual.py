@@ -86,10 +86,8 @@ def _variable_us(chain: ChainProblem, whole: bool, enough_us: float) -> float:
     share = shown_share(chain)
     total = chain.num_microbatches - share
     shared = _shared_time(duals, ranks, number, longest_bound_us(chain, times))
-    if not whole or total * shared * _SAFE >= enough_us:
-        longest = shared
-    else:
-        longest = _whole_time(duals, ranks, number, shared)
+    rough = not whole or total * shared * _SAFE >= enough_us
+    longest = shared if rough else _whole_time(duals, ranks, number, shared)
     if not share or total * longest * _SAFE >= enough_us:
         return total * longest
     multipliers = _active(duals, ranks, shared)

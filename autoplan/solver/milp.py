@@ -1,5 +1,6 @@
 """PuLP states the problems, HiGHS solves them in this process; CBC where highspy cannot be loaded."""
 
+import math
 import os
 import sys
 import time
@@ -64,7 +65,7 @@ def dual_bound(lp: pulp.LpProblem, state: SolveState) -> float:
     if solved is None or not hasattr(solved, "getInfo"):
         return float(pulp.value(lp.objective)) if state is SolveState.OPTIMAL else 0.0
     bound = float(solved.getInfo().mip_dual_bound)
-    return max(0.0, bound) if bound == bound and bound < float("inf") else 0.0
+    return max(0.0, bound) if math.isfinite(bound) else 0.0
 
 
 def _state(lp: pulp.LpProblem, *, out_of_time: bool) -> SolveState:

@@ -1,12 +1,12 @@
 """Which stages lie on which rank, and what they hold in flight, computed once for each schedule."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from autoplan.plan.plan import ScheduleKind
 from autoplan.plan.schedule import in_flight, stages_of
 
 
-@lru_cache(maxsize=None)
+@cache
 def ranks_of(schedule: ScheduleKind, pp: int, chunks: int) -> tuple[tuple[int, ...], ...]:
     """Stages of each rank of the pipeline."""
     return tuple(stages_of(schedule, pp, chunks, rank) for rank in range(pp))

@@ -1,8 +1,8 @@
 """Level 0 as a tree: families of candidates, ways to hold parameters in each, schedules for each of those.
 
-    Family    mesh degrees, order of the axes, microbatch
-    Holding   data mode, data ranks that share states, expert degree, offload
-    Point     a family, a holding and a schedule
+Family    mesh degrees, order of the axes, microbatch
+Holding   data mode, data ranks that share states, expert degree, offload
+Point     a family, a holding and a schedule
 """
 
 from collections.abc import Iterator
@@ -224,9 +224,7 @@ def _chunk_counts(space: Space, kind: ScheduleKind, pp: int) -> tuple[int, ...]:
         counts = (2,)
     else:
         first, longest = 1 if kind == "zero-bubble" else 2, max(length for _, length in space.runs)
-        counts = tuple(
-            v for v in range(first, most + 1) if v & (v - 1) == 0 or longest % (v * pp) == 0
-        )
+        counts = tuple(v for v in range(first, most + 1) if v & (v - 1) == 0 or longest % (v * pp) == 0)
     if wanted is not None and kind in ("interleaved", "zero-bubble"):
         counts = (wanted,)
     return tuple(v for v in counts if v <= most and wanted in (None, v))

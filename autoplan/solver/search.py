@@ -11,8 +11,8 @@ import time
 
 from autoplan.errors import InputError
 from autoplan.sharding import Shard
-from autoplan.solver.milp import SolveState
 from autoplan.solver.mesh import Point
+from autoplan.solver.milp import SolveState
 from autoplan.solver.opening import open_boundary, open_families, open_family, open_schedule, priced_at, probe_of
 from autoplan.solver.points import Space
 from autoplan.solver.request import Request
@@ -32,7 +32,12 @@ def search(tables: Tables, space: Space, request: Request, progress: Progress) -
     """
     start = time.monotonic()
     state = Search(
-        tables=tables, space=space, request=request, progress=progress, deadline=start + request.time_limit_s, said=start
+        tables=tables,
+        space=space,
+        request=request,
+        progress=progress,
+        deadline=start + request.time_limit_s,
+        said=start,
     )
     try:
         open_families(state)

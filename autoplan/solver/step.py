@@ -148,9 +148,7 @@ def nearest_step(setting: Setting, priced: PricedRuns, cuts: tuple[int, ...] | N
 def step_of(setting: Setting, priced: PricedRuns, counts: Counts, state: SolveState) -> Step:
     """Price the chosen counts exactly."""
     chosen = tuple(
-        tuple(
-            priced.rows[r][o][0] for r, row in enumerate(stage) for o, count in enumerate(row) for _ in range(count)
-        )
+        tuple(priced.rows[r][o][0] for r, row in enumerate(stage) for o, count in enumerate(row) for _ in range(count))
         for stage in counts
     )
     return step_from(setting, chosen, state)

@@ -297,9 +297,7 @@ def fix_shared(sg: SegmentedGraph, problems: tuple[Problem, ...], prices: Prices
                 f"what is pinned, forbidden and kept leaves {names}, which several segments share, no placement that "
                 "suits them all; free one of them"
             )
-        best = min(
-            possible, key=lambda place: _joint_cost(problems, uses, fixed, group, place, prices)
-        )
+        best = min(possible, key=lambda place: _joint_cost(problems, uses, fixed, group, place, prices))
         for kind, name in group:
             fixed[kind][name] = best
     return fixed

@@ -6,6 +6,7 @@ user's module is never written to: its tensors are replaced while copying, so no
 
 import copy
 import dataclasses
+from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from autoplan.errors import TraceError
 from autoplan.trace.compat import is_fake
 
+_DICTS = (dict, OrderedDict)
 TARGET_DEVICE = "cpu"
 """Every trace is made as if for this device, so that a graph does not depend on the machine that traced it."""
 
@@ -36,6 +38,9 @@ def weightless_copy(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
         memo[id(buffer)] = fake_like(buffer, dtype)
     for tensor in _plain_tensors(model):
         memo.setdefault(id(tensor), fake_like(tensor))
+    # A module has a dozen empty dicts, for hooks; copying them one by one takes longer than all the rest.
+    for module in model.modules():
+        memo |= {id(value): type(value)() for value in vars(module).values() if type(value) in _DICTS and not value}
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:

@@ -302,7 +302,12 @@ def one_device_plan() -> Plan:
         step=Amounts(by_cause=(("compute", 9141.6),)),
         runners_up=(),
         proof=Proof(
-            status="complete", bound_us=9141.6, bound_by="the only candidate", num_solved=1, num_bounded=0, num_refused=0
+            status="complete",
+            bound_us=9141.6,
+            bound_by="the only candidate",
+            num_solved=1,
+            num_bounded=0,
+            num_refused=0,
         ),
         assumptions=(),
     )

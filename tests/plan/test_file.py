@@ -100,7 +100,7 @@ CORRUPTIONS = {
     "missing key": (remove("mesh"), "missing key 'mesh'"),
     "missing key inside": (remove("layouts", 2, "cost", "forward_us"), "layouts[2].cost: missing key 'forward_us'"),
     "missing schema": (remove("schema_version"), "'schema_version' is missing"),
-    "other schema": (put(2, "schema_version"), "schema_version: this plan has schema version 2, this autoplan reads"),
+    "other schema": (put(2, "schema_version"), "schema_version: this plan has schema version 3, this autoplan reads"),
     "text for a number": (put("64", "batch_size"), "batch_size: expected a whole number, found text"),
     "float for a whole": (put(64.0, "batch_size"), "batch_size: expected a whole number, found a number (64.0)"),
     "bool for a whole": (put(True, "num_microbatches"), "num_microbatches: expected a whole number, found true"),
