@@ -94,13 +94,21 @@ def put(value, *keys):
     return change
 
 
+def both(*changes):
+    def change(data):
+        for each in changes:
+            each(data)
+
+    return change
+
+
 CORRUPTIONS = {
     "unknown key": (put(1, "shedule"), "unknown key 'shedule'; did you mean 'schedule'?"),
     "unknown key inside": (put(1, "stages", 1, "begin"), "stages[1]: unknown key 'begin'"),
     "missing key": (remove("mesh"), "missing key 'mesh'"),
     "missing key inside": (remove("layouts", 2, "cost", "forward_us"), "layouts[2].cost: missing key 'forward_us'"),
     "missing schema": (remove("schema_version"), "'schema_version' is missing"),
-    "other schema": (put(2, "schema_version"), "schema_version: this plan has schema version 3, this autoplan reads"),
+    "other schema": (put(1, "schema_version"), "schema_version: this plan has schema version 1, this autoplan reads"),
     "text for a number": (put("64", "batch_size"), "batch_size: expected a whole number, found text"),
     "float for a whole": (put(64.0, "batch_size"), "batch_size: expected a whole number, found a number (64.0)"),
     "bool for a whole": (put(True, "num_microbatches"), "num_microbatches: expected a whole number, found true"),
@@ -115,7 +123,7 @@ CORRUPTIONS = {
         put("Shard(0)!! -> Shard(0)", "layouts", 1, "ops", 3, "tensor"),
         "layouts[1].ops[3].tensor: 'Shard(0)!! -> Shard(0)' is not a strategy",
     ),
-    "unknown word": (put("zero3", "data"), "data: expected one of replicate, shard, found 'zero3'"),
+    "unknown word": (put("zero3", "data"), "data: expected one of replicate, zero1, zero2, shard, found 'zero3'"),
     "unknown kind": (put("blok", "layouts", 1, "kind"), "layouts[1].kind: expected one of embed, block, head"),
     "unknown collective": (put("gather", "stages", 0, "collectives", 0, "kind"), "stages[0].collectives[0].kind"),
     "unknown axis": (put("xp", "stages", 0, "collectives", 0, "axis"), "stages[0].collectives[0].axis: expected one"),
@@ -129,7 +137,7 @@ CORRUPTIONS = {
     "chain too long": (put(9, "stages", 1, "end"), "stages[1].end: expected 8, found 9"),
     "empty stage": (put(0, "stages", 0, "end"), "stages[0].end: expected more than 0"),
     "stage missing": (remove("stages", 1), "stages: expected 2 stages"),
-    "mesh too large": (put(4, "mesh", "dp"), "mesh: pp 2 x dp 4 x tp 2 = 16 devices, but the cluster 8xH100 has 8"),
+    "mesh too large": (put(4, "mesh", "dp"), "mesh: pp 2 x dp 4 x cp 1 x tp 2 = 16 devices, but the cluster"),
     "no devices": (put(0, "mesh", "dp"), "mesh.dp: expected a whole number from 1"),
     "batch does not divide": (put(3, "num_microbatches"), "num_microbatches: the global batch of 64 does not divide"),
     "pattern without members": (
@@ -149,7 +157,8 @@ CORRUPTIONS = {
         put("Shard(0)", "parameters", "wte.weight", "dp"),
         'parameters["wte.weight"].dp: tp splits dim 0 already',
     ),
-    "sharded in replicate mode": (put("replicate", "data"), "does not go with data 'replicate'"),
+    "shards in replicate mode": (put("replicate", "data"), 'shards: mode "replicate" splits nothing: expected 1'),
+    "sharded in replicate mode": (both(put("replicate", "data"), put(1, "shards")), "go with data 'replicate'"),
     "name twice": (put("wte.weight", "parameter_names", 1), "parameter_names: 'wte.weight' is listed twice"),
     "layers backwards": (put([5, 0], "segments", 1, "layers"), "segments[1].layers: expected the first and the last"),
     "layers without end": (put([0, 10**9], "parameter_names", 2, "layers"), "parameter_names[2].layers: 1000000001"),

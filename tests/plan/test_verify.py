@@ -46,7 +46,7 @@ def test_another_batch_is_named():
 
 
 def test_another_world_size_is_named_with_the_command():
-    message = r"needs 8 ranks \(pp 2 x dp 2 x tp 2\), this run has 2: .*torchrun --nproc-per-node 8.* cluster of 2"
+    message = r"needs 8 ranks \(pp 2 x dp 2 x cp 1 x tp 2\), this run has 2: .*torchrun --nproc-per-node 8.*ter of 2"
     with pytest.raises(PlanError, match=message):
         verify_plan_for(sample_plan(), graph(), 2)
 
