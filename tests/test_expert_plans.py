@@ -11,6 +11,7 @@ from expert_plans import ExpertPlan, cost_model, expert_plans
 
 from autoplan.errors import InfeasibleError
 from autoplan.ir import SegmentedGraph
+from autoplan.plan.file import plan_from_json, plan_to_json
 from autoplan.plan.plan import Plan
 from autoplan.plan.verify import verify_plan
 from autoplan.solver.request import Request
@@ -61,6 +62,7 @@ def _solved(plan: ExpertPlan, cost, request: Request) -> Answer:
     except InfeasibleError as error:
         return error
     verify_plan(answer)
+    assert plan_from_json(plan_to_json(answer)) == answer
     assert all(stage.memory.total <= cost.cluster.memory_bytes for stage in answer.stages)
     return answer
 

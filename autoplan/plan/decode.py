@@ -75,7 +75,7 @@ def plan_from_json(data: object) -> Plan:
         runners_up=tuple(_runner_up_from_json(item) for item in items(at["runners_up"])),
         proof=details.proof_from_json(at["proof"]),
         choices=tuple(details.choice_from_json(item) for item in items(at["choices"])),
-        model_flops=reading.whole(at["model_flops"]),
+        model_flops=reading.whole(at["model_flops"], bits=127),  # a step of a large model takes more than 2**64
         peak_flops_per_s=reading.number(at["peak_flops_per_s"]),
         tokens=reading.whole(at["tokens"]),
         origin=details.origin_from_json(at["origin"]),

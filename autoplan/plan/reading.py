@@ -94,12 +94,12 @@ def is_text(word: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in word)
 
 
-def whole(place: Place, least: int = 0) -> int:
-    """A whole number, at least ``least``."""
+def whole(place: Place, least: int = 0, bits: int = 63) -> int:
+    """A whole number, at least ``least``, of at most ``bits`` bits."""
     if not isinstance(place.value, int) or isinstance(place.value, bool):
         _expected(place, "a whole number")
-    if not least <= place.value < 2**63:
-        fail(place, f"expected a whole number from {least} to 2**63 - 1, found {place.value}")
+    if not least <= place.value < 2**bits:
+        fail(place, f"expected a whole number from {least} to 2**{bits} - 1, found {place.value}")
     return place.value
 
 
