@@ -28,7 +28,7 @@ from rich.markup import escape
 from rich.table import Table
 from rows import ROOT, ROWS, SCALING, Row, find_row
 
-from autoplan import Plan
+from autoplan import AutoplanError, Plan
 
 TRACING, SEARCHING = "building and tracing", "finding repeated blocks"
 """Progress lines with which the search begins to trace, and to look at what was traced."""
@@ -121,14 +121,15 @@ def _measure(row: Row, scratch: Path, title: str, err: Console) -> Measured:
         err.print(title, highlight=False, markup=False)
         ended = _run(command, lambda line: None)
     written = plan_file.exists()
+    answer, unreadable = _answer(plan_file) if written else (None, ())
     return Measured(
         row=row,
         command=" ".join(["autoplan", *search, "plan.json"]),
         timing=_timing(ended, plan_file.stat().st_mtime - ended.started if written else ended.wall_s),
         peak_bytes=ended.peak_bytes,
         exit_code=ended.exit_code,
-        answer=_answer(plan_file) if written else None,
-        said=tuple(line for _, line in ended.lines[-20:]),
+        answer=answer,
+        said=(*(line for _, line in ended.lines[-20:]), *unreadable),
     )
 
 
@@ -181,11 +182,15 @@ def _timing(ended: _Ended, wall_s: float) -> Timing:
     return replace(whole, startup_s=traced, trace_s=searched - traced, search_s=wall_s - searched)
 
 
-def _answer(plan_file: Path) -> Answer:
-    plan = Plan.load(str(plan_file))
+def _answer(plan_file: Path) -> tuple[Answer | None, tuple[str, ...]]:
+    """What the plan says, or why it cannot be read."""
+    try:
+        plan = Plan.load(str(plan_file))
+    except AutoplanError as error:
+        return None, (str(error),)
     proof = plan.proof
     sizes = " ".join(f"{axis}={size}" for axis, size in zip(plan.mesh.axes, plan.mesh.sizes, strict=True))
-    return Answer(
+    answer = Answer(
         label=f"{sizes}, {plan.num_microbatches} microbatches, {plan.schedule}, {plan.data}",
         step_us=plan.step.total,
         gap=proof.gap(plan.step.total),
@@ -194,6 +199,7 @@ def _answer(plan_file: Path) -> Answer:
         num_bounded=proof.num_bounded,
         num_refused=proof.num_refused,
     )
+    return answer, ()
 
 
 def _verdict(one: Measured) -> str:
