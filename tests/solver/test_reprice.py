@@ -106,7 +106,8 @@ def test_figures_come_from_the_plan_and_not_from_a_search():
     edited = replace(plan, params=tuple(whole))
     found = again(edited)
     assert found.param(split[0]).tensor in (REPLICATE, REPLICATE_PARTIAL_GRAD)
-    assert dict(found.stages[0].memory)["parameters"] > dict(plan.stages[0].memory)["parameters"]
+    after, before = (sum(dict(stage.memory)["parameters"] for stage in each.stages) for each in (found, plan))
+    assert after > before
     names = [layout.name for layout in found.layouts]
     assert len(set(names)) == len(names)
     verify_plan(found)
@@ -161,3 +162,14 @@ def test_the_report_says_that_nothing_was_searched():
     text = plan_text(again(searched("llama", cluster())))
     assert "priced as given, not searched" in text
     assert "optimal" not in text
+
+
+def test_the_split_of_the_sequence_is_the_plan_s_own():
+    plan = searched("llama", cluster(), cp=2, tp=2)
+    first, *rest = plan.layouts
+    op = next(op for op in first.ops if op.context is not None and len(op.context.inputs) == 2)
+    odd = replace(op.context, inputs=(Shard(7), Shard(7)))
+    ops = tuple(replace(each, context=odd) if each is op else each for each in first.ops)
+    edited = replace(plan, layouts=(replace(first, ops=ops), *rest))
+    with pytest.raises(InputError, match=r"cannot run as Shard\(7\), Shard\(7\) .* of the context axis"):
+        again(edited)
