@@ -100,8 +100,10 @@ def local_module(
     """
     graph = fx.Graph()
     builder = _Builder(graph=graph, axes=axes, part=graph.placeholder("part"))
-    for value in arrivals:
-        builder.define(value, graph.placeholder(_identifier(value.name)))
+    # FX renames arguments called like builtins (a value may be "slice") in the body but not in the signature, where the
+    # new name may be another argument's: the prefix keeps all names apart.
+    for i, value in enumerate(arrivals):
+        builder.define(value, graph.placeholder(_identifier(f"arrival_{i}_{value.name}")))
     denominators = {
         op.node.name: graph.placeholder(f"denominator_{op.node.name}") for op in ops if op.needs_denominator
     }

@@ -34,7 +34,7 @@ def tied_with_one_gradient(learn: bool) -> list[str]:
     plain = TiedOnce(learn).double()
     tokens = torch.arange(20).view(4, 5) % 7
     batch = {"idx": tokens, "targets": tokens.roll(1, 1)}
-    plan = autoplan.search(plain, batch, cluster="2xcpu", pp=2)
+    plan = autoplan.search(plain, batch, cluster="2xcpu", pp=2, runnable=True)
     model = autoplan.compile(plain, plan)
     model(**batch).backward()
     plain(**batch).backward()
@@ -55,7 +55,7 @@ def norms(learn: bool = True) -> dict[str, float]:
     plain = TiedOnce(learn).double()
     tokens = torch.arange(20).view(4, 5) % 7
     batch = {"idx": tokens, "targets": tokens.roll(1, 1)}
-    model = autoplan.compile(plain, autoplan.search(plain, batch, cluster="2xcpu", pp=2))
+    model = autoplan.compile(plain, autoplan.search(plain, batch, cluster="2xcpu", pp=2, runnable=True))
     model(**batch).backward()
     plain(**batch).backward()
     some = [p for name, p in model.named_parameters() if name.startswith("layers.0")]

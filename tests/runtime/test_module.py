@@ -127,7 +127,7 @@ def test_a_plan_for_another_model_is_refused(plan: autoplan.Plan) -> None:
 
 
 def test_a_plan_for_more_ranks_is_refused() -> None:
-    wide = autoplan.search(plain(), inputs(), cluster="2xcpu")
+    wide = autoplan.search(plain(), inputs(), cluster="2xcpu", runnable=True)
     with pytest.raises(PlanError, match="needs 2 ranks"):
         autoplan.compile(plain(), wide)
 
