@@ -55,7 +55,8 @@ def main() -> None:
     print(f"The same with pictures of the step and the memory: {html}")
 
     say(f"Plan the same model for {RANKS} processes on this machine, to run it for real.")
-    plan = run(autoplan, "search", model, "--cluster", f"{RANKS}xcpu", "--global-batch", "16", "--runnable", "-o", small)
+    here = ("--cluster", f"{RANKS}xcpu", "--global-batch", "16", "--runnable")
+    plan = run(autoplan, "search", model, *here, "-o", small)
     print("\n".join(plan.splitlines()[:8]))
 
     say(f"Train {options.steps} steps on real text (the help topics of Python) with the plain loop, in one process.")
