@@ -67,7 +67,7 @@ Forbid = Annotated[
 Keep = Annotated[list[str] | None, _list("--keep", "MODULE", "A module that the tensor axis leaves whole.")]
 Runnable = Annotated[bool, typer.Option("--runnable", help="Leave out what this version cannot run yet.")]
 Gap = Annotated[
-    float | None, typer.Option(metavar="SHARE", help="Stop when proven this near to optimal. Default: 0.005 (0.5%).")
+    float | None, typer.Option(metavar="SHARE", help="Stop when proven this near to optimal. Default: 0.01 (1%).")
 ]
 Top = Annotated[int | None, _count("How many good plans to find and to show.")]
 TimeLimit = Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds to search.")]

@@ -1,7 +1,7 @@
 """The best candidates played through action by action: the closed form ranks thousands, the replay the last few.
 
 The closed form is exact on even ranks. Uneven stages wait for each other in ways that only the order of the schedule
-tells, so of the candidates that the closed form cannot tell apart within the gap, the fastest in replay is the answer.
+tells, so of the candidates that the closed form cannot tell apart the fastest in replay is the answer.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,8 @@ from autoplan.solver.stagecost import StageCost
 from autoplan.solver.step import Step, ranks_of
 
 MOST_REPLAYED = 4
+NEAR = 1e-3
+"""Steps this close by the closed form are as good as equal."""
 _MOST_ACTIONS = 150_000
 """Beyond so many actions a replay takes seconds; the closed form stands."""
 
@@ -38,9 +40,9 @@ def _times(stage: StageCost) -> StageTimes:
     )
 
 
-def fastest_in_replay(steps: Sequence[Step], gap: float) -> Step:
-    """Of the first few steps that are within ``gap`` of the first by the closed form, the one that replays fastest."""
-    near = [step for step in steps[:MOST_REPLAYED] if step.total_us * (1 - gap) <= steps[0].total_us]
+def fastest_in_replay(steps: Sequence[Step]) -> Step:
+    """Of the first few steps that the closed form cannot tell from the first, the one that replays fastest."""
+    near = [step for step in steps[:MOST_REPLAYED] if step.total_us * (1 - NEAR) <= steps[0].total_us]
     if len(near) == 1:
         return near[0]
     return min(near, key=replayed_us)

@@ -51,7 +51,7 @@ def solve(
         raise infeasible(tables, space, request)
     progress("playing the best candidates through")
     ranked = sorted(state.solved, key=lambda step: step.total_us)
-    best = fastest_in_replay(ranked, request.gap)
+    best = fastest_in_replay(ranked)
     plan = assemble(state, best, profile_digest)
     log.info(
         "solved %d points for %s in %.1f s: %s", state.num_solved, cluster, time.monotonic() - start,
