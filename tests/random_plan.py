@@ -110,9 +110,7 @@ def random_plan(
         stages=_stages(segmented, layouts, pp, choose),
         step=Amounts(by_cause=()),
         runners_up=(),
-        proof=Proof(
-            status="complete", bound_us=0.0, bound_by="nothing", num_solved=0, num_bounded=0, num_refused=0
-        ),
+        proof=Proof(status="complete", bound_us=0.0, bound_by="nothing", num_solved=0, num_bounded=0, num_refused=0),
         assumptions=(),
     )
 
