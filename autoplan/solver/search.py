@@ -16,11 +16,13 @@ from autoplan.solver.milp import SolveState
 from autoplan.solver.opening import open_boundary, open_families, open_family, open_schedule, priced_at, probe_of
 from autoplan.solver.points import Space
 from autoplan.solver.request import Request
-from autoplan.solver.state import NO_CUT, Loss, Node, Progress, Search, close, leaves, points_under
+from autoplan.solver.state import INFINITE, NO_CUT, Loss, Node, Progress, Search, close, leaves, points_under
 from autoplan.solver.step import Solved, Step, solve_step
 from autoplan.solver.tables import Tables
 
 _EVERY_S = 2.0
+_POLISHED = 100
+"""Nodes to open for a better proof."""
 _POINT_LIMIT_S = 20.0
 """One solve of stages; only met on a machine far slower than the limit in nodes foresees."""
 
@@ -42,6 +44,7 @@ def search(tables: Tables, space: Space, request: Request, progress: Progress) -
     try:
         open_families(state)
         _run(state)
+        _polish(state)
     except KeyboardInterrupt:
         if state.best is None:
             raise
@@ -52,8 +55,23 @@ def search(tables: Tables, space: Space, request: Request, progress: Progress) -
     return state
 
 
-def _run(state: Search) -> None:
-    while state.open and state.open[0][0] < state.cutoff_us:
+def _polish(state: Search) -> None:
+    """Where a plan's own loose bound leaves a gap, solve it thoroughly, then look a little further for a better one."""
+    if state.status != "complete" or state.is_proven:
+        return
+    state.polishing = True
+    best = state.best
+    node = state.nodes.get(id(best))
+    if node is not None and node.point is not None:
+        _solve(state, node, node.point, thorough=True)
+    if not state.is_proven:
+        _run(state, most=_POLISHED)
+
+
+def _run(state: Search, most: int | None = None) -> None:
+    opened = 0
+    while state.open and state.open[0][0] < state.cutoff_us and (most is None or opened < most):
+        opened += 1
         now = time.monotonic()
         if now > state.deadline and state.best is not None:
             state.status = "time limit"
@@ -109,7 +127,7 @@ def _refuse_degree(state: Search, node: Node, error: InputError) -> None:
         state.refuse(point, str(error), leaves(state, node))
 
 
-def _solve(state: Search, node: Node, point: Point) -> None:
+def _solve(state: Search, node: Node, point: Point, *, thorough: bool = False) -> None:
     cuts = state.request.cuts
     if cuts is not None and len(cuts) != point.num_stages - 1:
         state.refuse(point, f"{len(cuts)} pinned cuts make {len(cuts) + 1} stages")
@@ -117,8 +135,16 @@ def _solve(state: Search, node: Node, point: Point) -> None:
     state.num_solved += 1
     setting, priced = priced_at(state, node)
     found = solve_step(
-        setting, priced, gap=state.request.gap, cutoff_us=state.cutoff_us, cuts=cuts, time_limit_s=_POINT_LIMIT_S
+        setting,
+        priced,
+        gap=state.request.gap,
+        cutoff_us=INFINITE if thorough else state.cutoff_us,
+        cuts=cuts,
+        time_limit_s=_POINT_LIMIT_S,
+        thorough=thorough,
     )
+    if found.step is not None:
+        state.nodes[id(found.step)] = node
     _take(state, point, found)
 
 

@@ -23,13 +23,17 @@ from autoplan.solver.chain import (
     OptionCost,
     least_longest_us,
     objective_us,
+    overflow_bytes,
 )
 from autoplan.solver.construct import construct
 from autoplan.solver.dual import lower_bound_us
+from autoplan.solver.exact import try_all
 from autoplan.solver.milp import SolveState, dual_bound, run_solver
 
 MOST_COUNTS = 80
 """Integers of a MILP that is worth its time when a gap is allowed; larger chains keep what was constructed."""
+MOST_COUNTS_THOROUGH, NODES_THOROUGH = 600, 20
+"""The same for the one point whose proof decides that of the whole search."""
 MOST_NODES = 500
 """Nodes of one branch and bound; a limit in nodes, not seconds, keeps answers the same on every machine."""
 
@@ -46,9 +50,16 @@ class ChainSolution:
 
 
 def solve_stages(
-    chain: ChainProblem, *, gap: float = 0.0, cutoff_us: float = float("inf"), time_limit_s: float = 60.0
+    chain: ChainProblem,
+    *,
+    gap: float = 0.0,
+    cutoff_us: float = float("inf"),
+    time_limit_s: float = 60.0,
+    thorough: bool = False,
 ) -> ChainSolution:
     """Best cut and options, proven within the relative ``gap``: by bounds where they suffice, else by the MILP.
+
+    With a gap, only small chains go to the MILP, or ``thorough`` ones for a few nodes.
 
     INFEASIBLE when there are fewer segments than stages or no choice fits the memory; BEATEN when nothing is faster
     than ``cutoff_us``.
@@ -63,7 +74,28 @@ def solve_stages(
     found = construct(chain)
     if found is not None and _within(objective_us(chain, found), bound, gap):
         return ChainSolution(state=SolveState.OPTIMAL, counts=found, bound_us=bound)
-    return _by_milp(chain, found, bound, gap, cutoff_us, time_limit_s)
+    tried = try_all(chain)
+    if tried is not None:
+        bound = max(bound, tried[0])
+        found = _better(chain, found, tried[1])
+        if bound == float("inf"):
+            return ChainSolution(state=SolveState.INFEASIBLE, counts=None, bound_us=bound)
+        if found is not None and _within(objective_us(chain, found), bound, gap):
+            return ChainSolution(state=SolveState.OPTIMAL, counts=found, bound_us=bound)
+    if gap > 0 and _num_counts(chain) > (MOST_COUNTS_THOROUGH if thorough else MOST_COUNTS):
+        state = SolveState.FEASIBLE if found is not None else SolveState.TIME_LIMIT
+        return ChainSolution(state=state, counts=found, bound_us=bound)
+    nodes = NODES_THOROUGH if gap > 0 and thorough else MOST_NODES
+    return _by_milp(chain, found, bound, gap, cutoff_us, time_limit_s, nodes)
+
+
+def _better(chain: ChainProblem, found: Counts | None, other: Counts) -> Counts | None:
+    """The faster of what was found and of others that fit the memory."""
+    if not other or overflow_bytes(chain, other) > 0:
+        return found
+    if found is None or objective_us(chain, other) < objective_us(chain, found):
+        return other
+    return found
 
 
 def _within(time_us: float, bound_us: float, gap: float) -> bool:
@@ -71,17 +103,15 @@ def _within(time_us: float, bound_us: float, gap: float) -> bool:
 
 
 def _by_milp(
-    chain: ChainProblem, found: Counts | None, bound: float, gap: float, cutoff_us: float, time_limit_s: float
-) -> ChainSolution:
-    if gap > 0 and _num_counts(chain) > MOST_COUNTS:
-        state = SolveState.FEASIBLE if found is not None else SolveState.TIME_LIMIT
-        return ChainSolution(state=state, counts=found, bound_us=bound)
+    chain: ChainProblem, found: Counts | None, bound: float, gap: float, cutoff_us: float, time_limit_s: float,
+    nodes: int,
+) -> ChainSolution:  # fmt: skip
     upper = min(cutoff_us, objective_us(chain, found) if found is not None else float("inf"))
     model = _state(chain, overflow=False)
     times = _add_objective(model)
     if upper < float("inf"):
         model.add(times <= upper * (1 + 1e-9))
-    state = run_solver(model.lp, time_limit_s, gap, most_nodes=MOST_NODES)
+    state = run_solver(model.lp, time_limit_s, gap, most_nodes=nodes)
     bound = max(bound, upper if state is SolveState.INFEASIBLE else dual_bound(model.lp, state))
     counts = _read(model) if state.has_solution else None
     if counts is not None and (found is None or objective_us(chain, counts) < objective_us(chain, found)):

@@ -68,6 +68,10 @@ class Search:
     bound_us: float = INFINITE
     """Least lower bound of all that was solved or left out."""
     status: SearchStatus = "complete"
+    nodes: dict[int, Node] = field(default_factory=dict)
+    """By identity of a step: the node it solves."""
+    polishing: bool = False
+    """Whether the search goes on below the gap, because what was solved is not proven well enough."""
     num_boundaries: int = 0
     """Boundaries opened so far."""
     probed: set[Node] = field(default_factory=set)
@@ -101,7 +105,15 @@ class Search:
     def cutoff_us(self) -> float:
         """Nothing at or above it is wanted."""
         full = len(self.kept) >= self.request.top
-        return self.kept[-1].total_us * (1 - self.request.gap) if full else INFINITE
+        share = self.request.gap / 4 if self.polishing else self.request.gap
+        return self.kept[-1].total_us * (1 - share) if full else float("inf")
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether what was solved, and what is open, bounds the best plan within the gap that was asked for."""
+        best = self.best
+        opened = self.open[0][0] if self.open else float("inf")
+        return best is None or min(self.bound_us, opened) >= best.total_us * (1 - self.request.gap)
 
     def push(self, bound: float, node: Node) -> None:
         """Add an open node; equal bounds keep the order in which they came."""

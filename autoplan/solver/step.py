@@ -129,10 +129,11 @@ def solve_step(
     cutoff_us: float = float("inf"),
     cuts: tuple[int, ...] | None = None,
     time_limit_s: float = 60.0,
+    thorough: bool = False,
 ) -> Solved:
     """Best stages at one point, proven within ``gap``; ``cuts`` pins where stages begin."""
     chain = chain_of(setting, priced, cuts)
-    solution = solve_stages(chain, gap=gap, cutoff_us=cutoff_us, time_limit_s=time_limit_s)
+    solution = solve_stages(chain, gap=gap, cutoff_us=cutoff_us, time_limit_s=time_limit_s, thorough=thorough)
     if solution.counts is None:
         return Solved(step=None, state=solution.state, bound_us=solution.bound_us)
     step = step_of(setting, priced, solution.counts, solution.state)
