@@ -114,8 +114,9 @@ def _held_by_data_ranks(
     """Collectives over the data ranks, all parameters, and those that are gathered around this segment alone."""
     issued: list[Issued] = []
     total, total_alone = ParamBytes(), ParamBytes()
+    apart = option.experts if setting.point.expert > 1 else frozenset()
     for is_expert in (False, True):
-        mine = [name for name in names if (name in option.experts) is is_expert]
+        mine = [name for name in names if (name in apart) is is_expert]
         each = {name: param_of(setting, option, name) for name in mine}
         params = sum(each.values(), ParamBytes())
         alone = sum((size for name, size in each.items() if name not in held), ParamBytes())
