@@ -35,8 +35,9 @@ _MOST_ON_FRONT = 8
 
 def assemble(state: Search, best: Step, profile_digest: str) -> Plan:
     """Write down the answer of a search."""
+    proof = _proof(state)
     return replace(
-        write_plan(state.tables, state.request, best, profile_digest, _proof(state), _status(state, best)),
+        write_plan(state.tables, state.request, best, profile_digest, proof, _status(state, proof.gap(best.total_us))),
         runners_up=_runners_up(state, best),
         choices=_choices(state, best),
     )
@@ -293,8 +294,8 @@ def _gradients(best: Step) -> str:
     return "reduced once a step"
 
 
-def _status(state: Search, best: Step) -> str:
-    gap = 100 * max(0.0, 1 - state.bound_us / best.total_us)
+def _status(state: Search, share: float) -> str:
+    gap = 100 * share
     match state.status:
         case "complete":
             return f"complete: within {gap:.2f}% of the optimum of the cost model"

@@ -192,7 +192,13 @@ def fastest_bound_us(chain: ChainProblem) -> float:
     """A step that no counts beat: every segment by its fastest option, memory left aside."""
     share = shown_share(chain)
     times = [[joint_us(chain, option) for option in row] for row in chain.options]
-    net = max(
+    longest = longest_bound_us(chain, times)
+    return (chain.num_microbatches - share) * longest + share * least_net_us(chain) + chain.constant_us
+
+
+def least_net_us(chain: ChainProblem) -> float:
+    """Least sum of the ranks' times net of what is hidden, memory left aside."""
+    rows = (
         sum(
             n * min(o.time_us - o.hidden_us(terms) for o in row)
             for n, row in zip(chain.lengths, chain.options, strict=True)
@@ -200,8 +206,7 @@ def fastest_bound_us(chain: ChainProblem) -> float:
         + sum(stage.fixed_us - stage.hidden_us(terms) for stage in chain.stages)
         for terms in chain.bubble_rows
     )
-    longest = longest_bound_us(chain, times)
-    return (chain.num_microbatches - share) * longest + share * max(0.0, net) + chain.constant_us
+    return max(0.0, *rows)
 
 
 def shown_share(chain: ChainProblem) -> float:

@@ -7,7 +7,7 @@ each rank's are known. Its least joint time within the memory is exact, and the 
 from collections.abc import Iterator
 from itertools import product
 
-from autoplan.solver.chain import ChainProblem, Counts, joint_us, objective_us, shown_share
+from autoplan.solver.chain import ChainProblem, Counts, joint_us, least_net_us, objective_us, shown_share
 from autoplan.solver.ladder import numbers_between
 
 _MOST_TRIED = 1000
@@ -35,7 +35,7 @@ def try_all(chain: ChainProblem) -> tuple[float, Counts] | None:
         picks = iter(best[1])
         chosen |= {stage: tuple(next(picks) for _ in contents[stage]) for stage in stages}
     counts = tuple(_counts(chain, contents[s], chosen[s]) for s in range(len(chain.stages)))
-    bound = (chain.num_microbatches - shown_share(chain)) * longest + shown_share(chain) * _net(chain)
+    bound = (chain.num_microbatches - shown_share(chain)) * longest + shown_share(chain) * least_net_us(chain)
     return min(bound + chain.constant_us, objective_us(chain, counts)), counts
 
 
@@ -74,16 +74,3 @@ def _counts(chain: ChainProblem, runs: list[int], picks: tuple[int, ...]) -> tup
     for run, pick in zip(runs, picks, strict=True):
         used[run][pick] += 1
     return tuple(map(tuple, used))
-
-
-def _net(chain: ChainProblem) -> float:
-    """Least sum of the ranks' times net of what is hidden, memory left aside."""
-    rows = (
-        sum(
-            n * min(o.time_us - o.hidden_us(terms) for o in row)
-            for n, row in zip(chain.lengths, chain.options, strict=True)
-        )
-        + sum(stage.fixed_us - stage.hidden_us(terms) for stage in chain.stages)
-        for terms in chain.bubble_rows
-    )
-    return max(0.0, *rows)

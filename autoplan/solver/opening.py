@@ -113,6 +113,11 @@ def _like(state: Search, family: Family) -> tuple[object, ...]:
     return canonical, groups_of(point, state.space.cluster).neighbours.per_node
 
 
+def _by_table(state: Search, node: Node) -> tuple[object, ...]:
+    """What the bounds of a family's schedules by its own table depend on."""
+    return _like(state, node.family), node.key
+
+
 def _send_us(state: Search, family: Family, tensor_split: int) -> float:
     """Time of sending what crosses between stages, at least, when it is split evenly."""
     if family.degrees.pp == 1:
@@ -148,7 +153,7 @@ def open_boundary(state: Search, node: Node, bound: float) -> None:
     assert key is not None
     _times(state, key)
     table = state.tables.table(key)
-    found = ("table", _like(state, family), key)
+    found = _by_table(state, node)
     if found not in state.bounds:
         send, rows = _send_us(state, family, family.degrees.tp if key.sequence else 1), rough_rows(table)
         state.bounds[found] = tuple(
@@ -161,8 +166,8 @@ def open_boundary(state: Search, node: Node, bound: float) -> None:
 
 def probe_of(state: Search, node: Node) -> Node | None:
     """The most promising point under a boundary that was opened, to have a plan early; None where nothing fits."""
-    found = ("table", _like(state, node.family), node.key)
-    ways = [(tight, way) for way, tight in state.bounds.get(found, ()) if tight < INFINITE]
+    bounds = state.bounds.get(_by_table(state, node), ())
+    ways = [(tight, way) for way, tight in bounds if tight < INFINITE]
     if not ways:
         return None
     below = [below for below, _ in _holdings(state, replace(node, way=min(ways)[1]), [])]

@@ -14,7 +14,7 @@ from autoplan.cost import Work
 from autoplan.ir import DTYPE_BYTES, SegmentedGraph
 from autoplan.plan.memory import ChunkMemory, ParamBytes, SegmentMemory, param_bytes
 from autoplan.sharding import REPLICATE_PARTIAL_GRAD, CollectiveKind, Placement
-from autoplan.solver.dataranks import Issued, data_collectives, gathered, sharing, time_us
+from autoplan.solver.dataranks import Issued, When, data_collectives, gathered, sharing, time_us
 from autoplan.solver.setting import Setting
 from autoplan.solver.tables import Option
 
@@ -130,13 +130,13 @@ def _dispatch(setting: Setting, option: Option) -> tuple[Issued, ...]:
     if setting.point.expert == 1 or not option.dispatch_bytes:
         return ()
 
-    def exchange(when: str) -> Issued:
+    def exchange(when: When) -> Issued:
         return Issued(
             axis="ep",
             kind=CollectiveKind.ALL_TO_ALL,
             num_bytes=option.dispatch_bytes,
             group=setting.groups.expert,
-            when="forward" if when == "forward" else "backward",
+            when=when,
         )
 
     repeated = 2 if option.recompute == "full" else 0
