@@ -87,10 +87,12 @@ def _total_us(option: Option) -> float:
     return cost.forward_us + cost.backward_us + cost.forward_comm_us + cost.backward_comm_us
 
 
-def schedule_bound_us(space: Space, family: Family, rows: RoughRows, way: Way, send_us: float) -> float:
+def schedule_bound_us(
+    space: Space, family: Family, rows: RoughRows, way: Way, send_us: float, enough_us: float
+) -> float:
     """A step that nothing in a family beats by a schedule, with rows from the family's own table; end apart.
 
-    Infinite when nothing fits the memory.
+    Infinite when nothing fits the memory. At ``enough_us`` and above any bound is good enough.
     """
     schedule, chunks = way
     pp, m = family.degrees.pp, family.num_microbatches
@@ -109,7 +111,8 @@ def schedule_bound_us(space: Space, family: Family, rows: RoughRows, way: Way, s
             in_flight=flying_of(schedule, pp, chunks, m),
             bubble_share=bubble.share,
             bubble_rows=tuple(Hidden(*(share * part for part in row)) for row in bubble.rows),
-        )
+        ),
+        enough_us=enough_us,
     )
 
 

@@ -6,7 +6,7 @@ answer as good.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autoplan.sharding import Placement
 from autoplan.solver.choice import TIE_BREAK_US, Choice, objective, resolve
@@ -14,7 +14,7 @@ from autoplan.solver.eliminate import Costs, min_marginals, minimise
 from autoplan.solver.network import UNITS_PER_US, Network, choice_of, tables_at
 from autoplan.solver.problem import Prices, Problem, ValueProblem
 
-_SLACK_US = 1e-3
+SLACK_US = 1e-3
 """More than what rounding to whole units can add up to."""
 
 
@@ -32,14 +32,38 @@ class Narrowed:
         return Choice(candidates=tuple(numbers), params=choice.params)
 
 
-def narrow(relaxed: Network, prices: Prices, fixed: Mapping[str, Placement]) -> Narrowed:
-    """Leave out what the relaxed network proves to be in no best answer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a relaxed network says of a problem at one set of prices; us, tie-break included."""
+
+    relaxed: Network
+    marginals: tuple[Costs, ...] = field(repr=False)
+    """Per node and parameter, for each of its choices: no answer that makes it costs less. Whole units."""
+    least_us: float
+    most_us: float
+    """An answer exists that costs no more."""
+
+
+def bound(relaxed: Network, prices: Prices, fixed: Mapping[str, Placement]) -> Bounds:
+    """Bound every single choice from below, and the optimum from above."""
     problem = relaxed.problem
     tables = tables_at(relaxed, prices, fixed)
-    best = resolve(problem, choice_of(relaxed, minimise(relaxed.plan, tables)))
-    most_us = objective(best, prices) + TIE_BREAK_US * len(best.moves) + _SLACK_US
+    found = minimise(relaxed.plan, tables)
+    best = resolve(problem, choice_of(relaxed, found))
     marginals = min_marginals(relaxed.plan, tables)
-    kept = [_within(costs, most_us) for costs in marginals[: len(problem.nodes) + len(relaxed.params)]]
+    return Bounds(
+        relaxed=relaxed,
+        marginals=marginals[: len(problem.nodes) + len(relaxed.params)],
+        least_us=found.cost / UNITS_PER_US,
+        most_us=objective(best, prices) + TIE_BREAK_US * len(best.moves) + SLACK_US,
+    )
+
+
+def narrow(bounds: Bounds, most_us: float) -> Narrowed:
+    """Leave out what is in no answer of at most this cost. The bound itself keeps at least one answer."""
+    relaxed = bounds.relaxed
+    problem = relaxed.problem
+    kept = [_within(costs, most_us) for costs in bounds.marginals]
     nodes = tuple(
         replace(node, candidates=tuple(node.candidates[i] for i in numbers))
         for node, numbers in zip(problem.nodes, kept, strict=False)

@@ -24,7 +24,7 @@ from autoplan.solver.points import Family, Holding, families, holdings, point_of
 from autoplan.solver.pricing import cut_bytes, setting_at
 from autoplan.solver.setting import Setting
 from autoplan.solver.state import INFINITE, NO_CUT, Node, Search, leaves, points_under
-from autoplan.solver.step import PricedRuns, chain_of, price_runs
+from autoplan.solver.step import PricedRuns, chain_of, price_runs, run_params
 from autoplan.solver.tables import Table, TableKey
 
 _HIGHER = 1 + 1e-9
@@ -157,7 +157,8 @@ def open_boundary(state: Search, node: Node, bound: float) -> None:
     if found not in state.bounds:
         send, rows = _send_us(state, family, family.degrees.tp if key.sequence else 1), rough_rows(table)
         state.bounds[found] = tuple(
-            (way, schedule_bound_us(state.space, family, rows, way, send)) for way in schedules(state.space, family)
+            (way, schedule_bound_us(state.space, family, rows, way, send, state.cutoff_us))
+            for way in schedules(state.space, family)
         )
     for way, tight in state.bounds[found]:
         _again(state, Node(family=family, key=key, way=way), max(bound, tight))
@@ -212,5 +213,8 @@ def priced_at(state: Search, node: Node) -> tuple[Setting, PricedRuns]:
     setting = setting_at(state.tables, state.space.facts, node.point, table)
     found = node.family, node.key, node.holding
     if found not in state.priced:
-        state.priced[found] = price_runs(setting, table)
+        several = min(setting.point.num_stages, 2)
+        if several not in state.run_params:
+            state.run_params[several] = run_params(setting.sg, several)
+        state.priced[found] = price_runs(setting, table, state.run_params[several])
     return setting, state.priced[found]

@@ -11,7 +11,7 @@ from autoplan.solver.bounds import Way
 from autoplan.solver.mesh import Point
 from autoplan.solver.points import Family, Holding, Space, holdings, point_of, schedules
 from autoplan.solver.request import Request
-from autoplan.solver.step import PricedRuns, Step
+from autoplan.solver.step import PricedRuns, RunParams, Step
 from autoplan.solver.tables import TableKey, Tables
 
 Progress = Callable[[str], None]
@@ -87,6 +87,8 @@ class Search:
     flying: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     """By stages and microbatches: what every rank has in flight at least."""
     priced: dict[tuple[Family, TableKey, Holding], PricedRuns] = field(default_factory=dict)
+    run_params: dict[int, RunParams] = field(default_factory=dict)
+    """By stages: one, or two for more."""
     crossing: dict[int, int] = field(default_factory=dict)
     """Bytes that cross between stages on one device, by microbatch."""
     sizes: set[int] = field(default_factory=set)

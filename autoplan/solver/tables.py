@@ -5,7 +5,6 @@ variant x a way to recompute is an *option*. Level 2 chooses an option per segme
 settled first (``context.py``), and the tensor axis is solved on what is left of each shape.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import gcd
@@ -268,16 +267,10 @@ def shared_slots(sg: SegmentedGraph) -> tuple[tuple[Slot, ...], ...]:
         for position, name in enumerate(segment.params):
             slots.setdefault(name, set()).add((segment.kind, first[segment.kind][position]))
     groups: list[set[Slot]] = []
-    for name in shared_params(sg):
+    for name in sg.shared_params:
         touching = [g for g in groups if g & slots[name]]
         groups = [g for g in groups if not g & slots[name]] + [slots[name].union(*touching)]
     return tuple(tuple(sorted(group)) for group in groups)
-
-
-def shared_params(sg: SegmentedGraph) -> tuple[str, ...]:
-    """Values of the parameters that more than one segment reads, in order of first use."""
-    reads = Counter(name for segment in sg.segments for name in segment.params)
-    return tuple(name for name, count in reads.items() if count > 1)
 
 
 def fix_shared(sg: SegmentedGraph, problems: tuple[Problem, ...], prices: Prices) -> tuple[Fixed, ...]:
