@@ -1,8 +1,9 @@
 """One class of segments, exactly, by elimination of variables.
 
-Where that needs too large a table, the problem is narrowed first (``narrow.py``); where it still does, an ILP solves
-what is left (``ilp.py``). All ways minimise ``choice.objective`` with a tie-break per move, and the tests hold them
-against each other. docs/formulation.md has the mathematics.
+Where that needs too large a table, a relaxed network bounds the best answer, and often finds it; otherwise it narrows
+the problem (``narrow.py``). Where that is still too wide, an ILP solves what is left (``ilp.py``). All ways minimise
+``choice.objective`` with a tie-break per move, and the tests hold them against each other. docs/formulation.md has the
+mathematics.
 """
 
 import math
@@ -16,7 +17,7 @@ from autoplan.solver.choice import BlockSolution, Resolved, activation_bytes, re
 from autoplan.solver.eliminate import Costs, min_marginals, minimise
 from autoplan.solver.ilp import solve_ilp
 from autoplan.solver.milp import SolveState
-from autoplan.solver.narrow import SLACK_US, Bounds, Narrowed, bound, narrow
+from autoplan.solver.narrow import bound, narrow
 from autoplan.solver.network import (
     UNITS_PER_US,
     Network,
@@ -44,8 +45,6 @@ class Limits:
 
 
 LIMITS = Limits()
-_SHARES = (1e-3, 3e-3, 1e-2, 3e-2)
-"""How far above the least bound choices are looked at before all others, as parts of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,37 +111,16 @@ def solve(
     relaxed = block.network(prices, relaxed=True)
     if relaxed.plan.largest > limits.most:
         return solve_ilp(block.problem, prices, fixed, time_limit_s)
-    return _solve_narrowed(bound(relaxed, prices, fixed), prices, fixed, limits, time_limit_s, start)
-
-
-def _solve_narrowed(
-    bounds: Bounds, prices: Prices, fixed: Fixed, limits: Limits, time_limit_s: float, start: float
-) -> BlockSolution:
-    """Among the choices whose bound is near the least first; what is found bounds what else must be looked at."""
-    most_us = bounds.most_us
-    for share in _SHARES:
-        within_us = bounds.least_us * (1 + share) + SLACK_US
-        if within_us >= most_us:
-            break
-        narrowed = narrow(bounds, within_us)
-        network = make_block(narrowed.problem).network(prices)
-        print('   try',share,network.plan.largest, bounds.least_us,most_us)
-        if network.plan.largest > limits.direct:
-            break
-        found = _eliminate(network, prices, fixed, start)
-        most_us = min(most_us, found.objective + SLACK_US)
-        if most_us <= within_us:
-            print('   done')
-            return _original(found, narrowed)
-    narrowed = narrow(bounds, most_us)
+    bounds = bound(relaxed, prices, fixed)
+    if bounds.is_proven:
+        seconds = time.monotonic() - start
+        return BlockSolution(state=SolveState.OPTIMAL, choice=bounds.best, objective=bounds.most_us, seconds=seconds)
+    narrowed = narrow(bounds)
     network = make_block(narrowed.problem).network(prices)
-    print('   full',network.plan.largest, bounds.least_us,most_us)
     if network.plan.largest <= limits.most:
-        return _original(_eliminate(network, prices, fixed, start), narrowed)
-    return _original(solve_ilp(narrowed.problem, prices, fixed, time_limit_s), narrowed)
-
-
-def _original(found: BlockSolution, narrowed: Narrowed) -> BlockSolution:
+        found = _eliminate(network, prices, fixed, start)
+    else:
+        found = solve_ilp(narrowed.problem, prices, fixed, time_limit_s)
     return replace(found, choice=None if found.choice is None else narrowed.original(found.choice))
 
 
