@@ -215,7 +215,7 @@ def _facts(
     leaving = [dst for output, dst in problem.outputs if output == name and dst is not None]
     places = dict.fromkeys(place for reader in wanted for candidate in reader for place in candidate)
     bits = {place: 1 << i for i, place in enumerate(places | dict.fromkeys(leaving))}
-    move_us, copies = _moves(problem, name, sources, tuple(bits))
+    grid = problem.moves.grid(name, sources, tuple(bits))
     return ValueFacts(
         value=value,
         producer=producer,
@@ -225,8 +225,8 @@ def _facts(
         leaving=sum(bits[dst] for dst in leaving),
         readers=tuple(readers),
         wants=tuple(_masks(bits, reader) for reader in wanted),
-        move_us=move_us,
-        copies=copies,
+        move_us=grid.total_us + TIE_BREAK_US * grid.differ,
+        copies=grid.copies,
     )
 
 
@@ -238,18 +238,6 @@ def _wanted(node: NodeProblem, name: str) -> list[dict[Placement, None]]:
 
 def _masks(bits: Mapping[Placement, int], sets: Iterable[Iterable[Placement]]) -> Masks:
     return np.array([sum(bits[place] for place in places) for places in sets], dtype=np.int64)
-
-
-def _moves(
-    problem: Problem, name: str, sources: Sequence[Placement], wanted: Sequence[Placement]
-) -> tuple[Costs, Flags]:
-    costs, copies = np.zeros((len(sources), len(wanted))), np.zeros((len(sources), len(wanted)), dtype=np.bool_)
-    for i, src in enumerate(sources):
-        for j, dst in enumerate(wanted):
-            if src != dst:
-                move = problem.moves[name, src, dst]
-                costs[i, j], copies[i, j] = move.total_us + TIE_BREAK_US, move.copies
-    return costs, copies
 
 
 def _add_moves(builder: _Builder, fact: ValueFacts) -> None:
