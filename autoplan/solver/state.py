@@ -40,6 +40,11 @@ class Node:
     """Schedule and chunks."""
     holding: Holding | None = None
 
+    def holds(self, other: "Node") -> bool:
+        """Whether the other is this part of the space, or a part of it."""
+        mine, its = (self.key, self.way, self.holding), (other.key, other.way, other.holding)
+        return self.family == other.family and all(a in (None, b) for a, b in zip(mine, its, strict=True))
+
     @property
     def point(self) -> Point | None:
         """The candidate, where everything is decided."""
@@ -80,8 +85,8 @@ class Search:
     num_bounded: int = 0
     known: dict[TableKey, tuple[float, ...]] = field(default_factory=dict)
     """Each class at its fastest, of the tables made so far."""
-    bounds: dict[tuple[object, ...], tuple[tuple[Way, float], ...]] = field(default_factory=dict)
-    """Bounds of the schedules of families, equal for many orders of their axes."""
+    bounds: dict[tuple[object, ...], float] = field(default_factory=dict)
+    """Bounds of schedules by the tables of their families, equal for many orders of the axes."""
     least: dict[tuple[object, ...], float] = field(default_factory=dict)
     """Bounds of families before their tables are made, likewise."""
     flying: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
@@ -166,7 +171,7 @@ def close(state: Search) -> None:
         state.bound_us = min(state.bound_us, state.idle.total_us)
     for bound, _, node in sorted(state.open, key=lambda entry: entry[:2]):
         state.bound_us = min(state.bound_us, bound)
-        state.num_bounded += leaves(state, node)
+        state.num_bounded += leaves(state, node) - sum(node.holds(probed) for probed in state.probed)
         point = next(points_under(state, node), None)
         if point is not None:
             state.note(Loss(point=point, step_us=bound, is_bound=True))
