@@ -172,7 +172,7 @@ class Moves(Mapping[MoveKey, Move]):
     """Every change of a value's placement that can occur, priced when it is asked for."""
 
     axis: Axis
-    values: Mapping[str, ValueProblem]
+    of: Mapping[str, ValueProblem]
     sources: Mapping[str, Mapping[Placement, None]]
     wanted: Mapping[str, Mapping[Placement, None]]
 
@@ -181,7 +181,7 @@ class Moves(Mapping[MoveKey, Move]):
         name, src, dst = key
         if src == dst or src not in self.sources[name] or dst not in self.wanted.get(name, ()):
             raise KeyError(key)
-        return self._price(self.values[name], src, dst)
+        return self._price(self.of[name], src, dst)
 
     def __iter__(self) -> Iterator[MoveKey]:
         """By value."""
@@ -194,7 +194,7 @@ class Moves(Mapping[MoveKey, Move]):
 
     def grid(self, name: str, sources: tuple[Placement, ...], wanted: tuple[Placement, ...]) -> MoveGrid:
         """The moves of a value between all of these."""
-        value = self.values[name]
+        value = self.of[name]
         grids = self._memo(value).grids
         if (sources, wanted) not in grids:
             grids[sources, wanted] = self._grid(value, sources, wanted)
@@ -306,7 +306,7 @@ def make_problem(
     for name, dst in (*wants_of(nodes), *((name, dst) for name, dst in outputs if dst is not None)):
         wanted.setdefault(name, {})[dst] = None
     moves = Moves(
-        axis=axis, values={value.name: value for value in values}, sources=sources_of(nodes, values), wanted=wanted
+        axis=axis, of={value.name: value for value in values}, sources=sources_of(nodes, values), wanted=wanted
     )
     return Problem(degree=axis.degree, nodes=nodes, values=values, outputs=outputs, moves=moves)
 

@@ -49,7 +49,8 @@ class Shared:
         wanted = np.array([wants[states[reader]] for reader, wants in zip(self.readers, self.wants, strict=True)])
         source = self.of_state[states[self.producer[0]] if self.producer else 0]
         paid: Shares = wanted * self.moves[source]
-        return paid - paid.mean(axis=0)
+        even: Shares = paid.mean(axis=0)
+        return paid - even
 
 
 def projected(shares: Shares) -> Shares:
@@ -58,4 +59,5 @@ def projected(shares: Shares) -> Shares:
     excess = (np.cumsum(descending, axis=0) - 1.0) / np.arange(1, len(shares) + 1)[:, None]
     last = (descending > excess).sum(axis=0) - 1
     found: Shares = np.maximum(shares - excess[last, np.arange(shares.shape[1])], 0.0)
-    return found / found.sum(axis=0)
+    sums: Shares = found.sum(axis=0)
+    return found / sums
