@@ -28,6 +28,8 @@ from autoplan.sharding import (
     local_shape,
     redistribution,
 )
+from autoplan.solver.eliminate import Elimination, Scope
+from autoplan.solver.shape import ValueShape
 
 Storage = tuple[str, Placement]
 """A value as it lies in one placement."""
@@ -139,6 +141,10 @@ class MoveGrid:
     copies: npt.NDArray[np.bool_]
     differ: npt.NDArray[np.bool_]
     """Whether there is something to change."""
+    source_bytes: npt.NDArray[np.float64]
+    """Of the value in each source, on one device."""
+    wanted_bytes: npt.NDArray[np.float64]
+    """Of the value in each wanted placement, on one device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +166,10 @@ class Axis:
     """By everything that tells one node from another except names."""
     moves: dict[tuple[TensorMeta, bool], MoveMemo] = field(default_factory=dict, repr=False, compare=False)
     """By the tensor and whether it has a gradient."""
+    shapes: dict[Hashable, ValueShape] = field(default_factory=dict, repr=False, compare=False)
+    """By everything a shape follows from."""
+    plans: dict[tuple[Scope, tuple[Scope, ...]], Elimination] = field(default_factory=dict, repr=False, compare=False)
+    """By the sizes of the variables and the scopes of the tables."""
 
     @property
     def degree(self) -> int:
@@ -208,7 +218,13 @@ class Moves(Mapping[MoveKey, Move]):
                 if src != dst:
                     move = self._price(value, src, dst)
                     total_us[i, j], copies[i, j], differ[i, j] = move.total_us, move.copies, True
-        return MoveGrid(total_us=total_us, copies=copies, differ=differ)
+        source_bytes, wanted_bytes = (
+            np.array([local_bytes(value.meta, place, self.axis.degree) for place in places], dtype=np.float64)
+            for places in (sources, wanted)
+        )
+        return MoveGrid(
+            total_us=total_us, copies=copies, differ=differ, source_bytes=source_bytes, wanted_bytes=wanted_bytes
+        )
 
     def _memo(self, value: ValueProblem) -> MoveMemo:
         return self.axis.moves.setdefault((value.meta, value.needs_grad), MoveMemo())
