@@ -29,6 +29,7 @@ from autoplan.solver.network import (
     with_memory,
 )
 from autoplan.solver.problem import Candidate, Prices, Problem
+from autoplan.solver.shares import Shares
 
 Fixed = Mapping[str, Placement]
 _Choice = TypeVar("_Choice", Candidate, Placement)
@@ -55,6 +56,8 @@ class Block:
     facts: tuple[ValueFacts, ...] = field(repr=False)
     networks: dict[tuple[bool, bool], Network] = field(default_factory=dict, repr=False)
     """By whether they count what is kept for backward, and whether they are relaxed."""
+    shares: list[tuple[Shares, ...]] = field(default_factory=list, repr=False)
+    """Good ones for the relaxed networks, from the last solve."""
 
     def network(self, prices: Prices, *, relaxed: bool = False) -> Network:
         """The tables that these prices need."""
@@ -111,7 +114,8 @@ def solve(
     relaxed = block.network(prices, relaxed=True)
     if relaxed.plan.largest > limits.most:
         return solve_ilp(block.problem, prices, fixed, time_limit_s)
-    bounds = bound(relaxed, prices, fixed)
+    bounds = bound(relaxed, prices, fixed, block.shares[-1] if block.shares else None)
+    block.shares.append(bounds.shares)
     if bounds.is_proven:
         seconds = time.monotonic() - start
         return BlockSolution(state=SolveState.OPTIMAL, choice=bounds.best, objective=bounds.most_us, seconds=seconds)

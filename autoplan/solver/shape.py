@@ -139,7 +139,8 @@ def _move_parts(shape: ValueShape, relaxed: bool) -> MoveParts:
         for number, masks in zip(shape.readers, shape.wants, strict=True)
     )
     some = [part for part in readers if part.masks.any()]
-    full, shared, hub, lacks = [leaving], [], np.array([]), ()
+    full, shared, hub = [leaving], list[SetsOf](), np.array([])
+    lacks: tuple[tuple[Scope, Costs], ...] = ()
     if len(some) <= MOST_READERS:
         full += [union_of(some)] if some else []
     elif relaxed:
