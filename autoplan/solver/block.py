@@ -59,6 +59,14 @@ class Block:
     shares: list[tuple[Shares, ...]] = field(default_factory=list, repr=False)
     """Good ones for the relaxed networks, from the last solve."""
 
+    @property
+    def width(self) -> int:
+        """Entries of the largest table that elimination needs at time alone: a matter of the shapes of the values."""
+        widths, key = self.problem.moves.axis.widths, tuple(fact.shape.number for fact in self.facts)
+        if key not in widths:
+            widths[key] = self.network(Prices()).plan.largest
+        return widths[key]
+
     def network(self, prices: Prices, *, relaxed: bool = False) -> Network:
         """The tables that these prices need."""
         counts_memory = prices.activation_us_per_byte > 0
@@ -108,8 +116,8 @@ def solve(
 ) -> BlockSolution:
     """As ``solve_block``, of a problem that was prepared."""
     start, fixed = time.monotonic(), fixed or {}
-    time_alone = Prices()  # what is kept for backward only adds tables, so this decides most cases
-    if all(block.network(each).plan.largest <= limits.direct for each in (time_alone, prices)):
+    # what is kept for backward only adds tables, so the width without it decides most cases
+    if block.width <= limits.direct and block.network(prices).plan.largest <= limits.direct:
         return _eliminate(block.network(prices), prices, fixed, start)
     relaxed = block.network(prices, relaxed=True)
     if relaxed.plan.largest > limits.most:

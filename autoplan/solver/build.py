@@ -27,6 +27,7 @@ from autoplan.solver.problem import (
     Storage,
     ValueProblem,
     local_bytes,
+    local_meta,
     make_problem,
     param_sources,
     wants_of,
@@ -288,10 +289,7 @@ def _kept(use: _Use) -> frozenset[str]:
 def _local(
     seen: Mapping[str, TensorMeta], names: Iterable[str], placements: Iterable[Placement], axis: Axis
 ) -> tuple[TensorMeta, ...]:
-    metas = ((seen[name], place) for name, place in zip(names, placements, strict=True))
-    return tuple(
-        TensorMeta(shape=local_shape(meta.shape, place, axis.degree, 0), dtype=meta.dtype) for meta, place in metas
-    )
+    return tuple(local_meta(seen[name], place, axis) for name, place in zip(names, placements, strict=True))
 
 
 def _us(work: Work | None, axis: Axis) -> float:
