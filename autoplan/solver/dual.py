@@ -95,7 +95,9 @@ def _variable_us(chain: ChainProblem, whole: bool, enough_us: float) -> float:
     total = chain.num_microbatches - share
     shared = _shared_time(duals, ranks, number, longest_bound_us(chain, times))
     rough = not whole or total * shared * _SAFE >= enough_us
-    longest = shared if rough else _whole_time(duals, ranks, number, shared, _few_times(chain, main, times[main], ranks))
+    longest = (
+        shared if rough else _whole_time(duals, ranks, number, shared, _few_times(chain, main, times[main], ranks))
+    )
     if not share or total * longest * _SAFE >= enough_us:
         return total * longest
     multipliers = _active(duals, ranks, shared)

@@ -13,7 +13,15 @@ from autoplan.errors import InputError
 from autoplan.sharding import Shard
 from autoplan.solver.mesh import Point
 from autoplan.solver.milp import SolveState
-from autoplan.solver.opening import is_raised, open_boundary, open_families, open_family, open_schedule, priced_at, probe_of
+from autoplan.solver.opening import (
+    is_raised,
+    open_boundary,
+    open_families,
+    open_family,
+    open_schedule,
+    priced_at,
+    probe_of,
+)
 from autoplan.solver.points import Space
 from autoplan.solver.request import Request
 from autoplan.solver.state import INFINITE, NO_CUT, Loss, Node, Progress, Search, close, leaves, points_under

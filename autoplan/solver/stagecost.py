@@ -121,9 +121,7 @@ def param_cost(setting: Setting, held: HeldBytes) -> ParamCost:
     issued = tuple(
         one
         for is_expert in (False, True)
-        for one in data_collectives(
-            setting, held.params[is_expert], held.alone[is_expert], sharing(setting, is_expert)
-        )
+        for one in data_collectives(setting, held.params[is_expert], held.alone[is_expert], sharing(setting, is_expert))
     )
     params = held.params[0] + held.params[1]
     return ParamCost(
