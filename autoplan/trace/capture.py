@@ -16,6 +16,7 @@ from torch.export.graph_signature import InputKind
 
 from autoplan.errors import TraceError
 from autoplan.ir import Arg, Graph, GraphInput, Ref, refs_in, verify_graph
+from autoplan.trace.attention import causal_without_mask
 from autoplan.trace.collection import no_collection
 from autoplan.trace.compat import fake_mode, is_fake
 from autoplan.trace.experts import experts_as_one_op
@@ -130,7 +131,7 @@ def _trace(copied: _Copied, fold: Fold | None) -> Traced:
     call, adapter = copied.call, copied.adapter
     if fold is not None:
         adapter.around = fold.runs
-    with experts_as_one_op(adapter.model):
+    with experts_as_one_op(adapter.model), causal_without_mask():
         tensors = [leaf for leaf in copied.examples if isinstance(leaf, Tensor)]
         program = export_program(adapter, tensors, None if fold is None else partial(_check_writes, fold, copied.names))
     out_spec = adapter.returned.structure

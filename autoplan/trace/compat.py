@@ -8,9 +8,10 @@ import a private name.
 from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as _module
 from torch.overrides import _get_current_function_mode_stack
@@ -86,3 +87,10 @@ def without_function_modes() -> AbstractContextManager[None]:
 def function_modes() -> tuple[int, ...]:
     """Identify the modes that lie over torch's functions now (``_get_current_function_mode_stack``)."""
     return tuple(id(type(mode)) for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+
+
+def node_of(tensor: Tensor) -> fx.Node | None:
+    """Find the node that makes a tensor in the trace that is running (``get_proxy_mode``, ``get_proxy_slot``)."""
+    mode = get_proxy_mode()
+    found = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    return None if found is None else found.proxy.node
