@@ -70,20 +70,23 @@ class _Duals:
     extra: Array
 
 
-def lower_bound_us(chain: ChainProblem, *, whole: bool = True, enough_us: float = float("inf")) -> float:
+def lower_bound_us(
+    chain: ChainProblem, *, whole: bool = True, enough_us: float = float("inf"), slowest_us: float = 0.0
+) -> float:
     """A step that no counts beat; infinite when the longest run fits nowhere.
 
     ``whole`` also asks how many whole segments each rank can hold. A bound of at least ``enough_us`` need not be the
-    best: the cheapest one that reaches it is returned, memory left aside if that is enough.
+    best: the cheapest one that reaches it is returned, memory left aside if that is enough. ``slowest_us`` is a bound
+    of the slowest rank's joint time that is known already.
     """
     if enough_us < float("inf"):
         fastest = fastest_bound_us(chain) * _SAFE
         if fastest >= enough_us:
             return fastest
-    return _variable_us(chain, whole, enough_us - chain.constant_us) * _SAFE + chain.constant_us
+    return _variable_us(chain, whole, enough_us - chain.constant_us, slowest_us) * _SAFE + chain.constant_us
 
 
-def _variable_us(chain: ChainProblem, whole: bool, enough_us: float) -> float:
+def _variable_us(chain: ChainProblem, whole: bool, enough_us: float, slowest_us: float) -> float:
     """The bound of what the counts decide."""
     times = [[joint_us(chain, option) for option in row] for row in chain.options]
     main = max(range(len(times)), key=lambda r: (chain.lengths[r] * min(times[r]), -r))
@@ -98,6 +101,7 @@ def _variable_us(chain: ChainProblem, whole: bool, enough_us: float) -> float:
     longest = (
         shared if rough else _whole_time(duals, ranks, number, shared, _few_times(chain, main, times[main], ranks))
     )
+    longest = max(longest, slowest_us)
     if not share or total * longest * _SAFE >= enough_us:
         return total * longest
     multipliers = _active(duals, ranks, shared)

@@ -31,6 +31,8 @@ from autoplan.solver.tables import Tables
 _EVERY_S = 2.0
 _POLISHED = 100
 """Nodes to open for a better proof."""
+_THOROUGH = 2
+"""Solved points with loose bounds to solve again."""
 _POINT_LIMIT_S = 20.0
 """One solve of stages; only met on a machine far slower than the limit in nodes foresees."""
 
@@ -65,14 +67,15 @@ def search(tables: Tables, space: Space, request: Request, progress: Progress) -
 
 
 def _polish(state: Search) -> None:
-    """Where a plan's own loose bound leaves a gap, solve it thoroughly, then look a little further for a better one."""
+    """Where loose bounds of what was solved leave a gap, solve that thoroughly, then look a little further."""
     if state.status != "complete" or state.is_proven:
         return
     state.polishing = True
-    best = state.best
-    node = state.nodes.get(id(best))
-    if node is not None and node.point is not None:
-        _solve(state, node, node.point, thorough=True)
+    loose = sorted(state.proven.items(), key=lambda pair: pair[1])
+    for node, bound in loose[:_THOROUGH]:
+        assert state.best is not None and node.point is not None
+        if bound < state.proof_us:
+            _solve(state, node, node.point, thorough=True)
     if not state.is_proven:
         _run(state, most=_POLISHED)
 
@@ -160,22 +163,25 @@ def _solve(state: Search, node: Node, point: Point, *, thorough: bool = False) -
         setting,
         priced,
         gap=state.request.gap,
-        cutoff_us=INFINITE if thorough else state.cutoff_us,
+        cutoff_us=_thorough_cutoff(state, node) if thorough else state.cutoff_us,
         cuts=cuts,
         time_limit_s=_POINT_LIMIT_S,
         thorough=thorough,
     )
-    if found.step is not None:
-        state.nodes[id(found.step)] = node
-    filed = _file(state, point, found)
+    filed = _file(state, node, point, found)
     state.num_solved += filed and not thorough
 
 
-def _file(state: Search, point: Point, found: Solved) -> bool:
-    """File what became of a point; False where it is refused."""
+def _thorough_cutoff(state: Search, node: Node) -> float:
+    """None for the best plan's own point; that others cannot beat it by more than the gap is enough."""
+    return INFINITE if state.steps.get(node) is state.best else state.proof_us
+
+
+def _file(state: Search, node: Node, point: Point, found: Solved) -> bool:
+    """File what became of a point, solved for the first or the second time; False where it is refused."""
     step = found.step
     if step is None:
-        state.bound_us = min(state.bound_us, found.bound_us)
+        state.proven[node] = max(found.bound_us, state.proven.get(node, 0.0))
         if found.state is not SolveState.BEATEN:
             state.refuse(point, _why(found.state))
             return False
@@ -186,14 +192,18 @@ def _file(state: Search, point: Point, found: Solved) -> bool:
         if state.idle is None or step.total_us < state.idle.total_us:
             state.idle = step
         return False
-    state.bound_us = min(state.bound_us, found.bound_us)
+    state.proven[node] = max(found.bound_us, state.proven.get(node, 0.0))
     state.note(Loss(point=point, step_us=step.total_us, step=step))
-    state.solved.append(step)
-    before = state.best
-    state.kept = sorted([*state.kept, step], key=lambda s: s.total_us)[: state.request.top]
+    before, again = state.best, state.steps.get(node, step)
+    state.steps[node] = min(again, step, key=_total)
+    state.kept = sorted(state.steps.values(), key=_total)[: state.request.top]
     if state.best is not before:
         state.progress(f"{point}: {step.total_us / 1e3:.2f} ms per step")
     return True
+
+
+def _total(step: Step) -> float:
+    return step.total_us
 
 
 def _why(state: SolveState) -> str:

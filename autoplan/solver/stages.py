@@ -29,6 +29,7 @@ from autoplan.solver.construct import construct
 from autoplan.solver.dual import lower_bound_us
 from autoplan.solver.exact import try_all
 from autoplan.solver.milp import SolveState, dual_bound, run_solver
+from autoplan.solver.wholeranks import MOST_RANKS, slowest_rank_us
 
 MOST_COUNTS = 80
 """Integers of a MILP that is worth its time when a gap is allowed; larger chains keep what was constructed."""
@@ -82,6 +83,12 @@ def solve_stages(
             return ChainSolution(state=SolveState.INFEASIBLE, counts=None, bound_us=bound)
         if found is not None and _within(objective_us(chain, found), bound, gap):
             return ChainSolution(state=SolveState.OPTIMAL, counts=found, bound_us=bound)
+    if thorough and chain.cuts is None and len(chain.ranks) <= MOST_RANKS:
+        bound = max(bound, lower_bound_us(chain, slowest_us=slowest_rank_us(chain, _least_us)))
+        if found is not None and _within(objective_us(chain, found), bound, gap):
+            return ChainSolution(state=SolveState.OPTIMAL, counts=found, bound_us=bound)
+        if bound >= cutoff_us:
+            return ChainSolution(state=SolveState.BEATEN, counts=None, bound_us=bound)
     if gap > 0 and _num_counts(chain) > (MOST_COUNTS_THOROUGH if thorough else MOST_COUNTS):
         state = SolveState.FEASIBLE if found is not None else SolveState.TIME_LIMIT
         return ChainSolution(state=state, counts=found, bound_us=bound)
@@ -124,6 +131,11 @@ def _by_milp(
     return ChainSolution(
         state=SolveState.OPTIMAL if exact else SolveState.FEASIBLE, counts=found, bound_us=min(bound, value)
     )
+
+
+def _least_us(chain: ChainProblem) -> float:
+    """What a small chain takes at least, to a ten-thousandth."""
+    return _by_milp(chain, None, 0.0, 1e-4, float("inf"), 5.0, MOST_NODES).bound_us
 
 
 def _num_counts(chain: ChainProblem) -> int:

@@ -64,17 +64,17 @@ class Search:
     progress: Progress
     kept: list[Step] = field(default_factory=list)
     """The best steps, fastest first; as many as were asked for."""
-    solved: list[Step] = field(default_factory=list)
-    """All steps found."""
+    steps: dict[Node, Step] = field(default_factory=dict)
+    """All steps found, by the point they solve."""
     idle: Step | None = None
     """Best step whose tensor axis splits nothing: the answer only where there is no other."""
     losses: dict[tuple[int, ...], Loss] = field(default_factory=dict)
     refusals: Counter[str] = field(default_factory=Counter)
-    bound_us: float = INFINITE
-    """Least lower bound of all that was solved or left out."""
+    proven: dict[Node, float] = field(default_factory=dict)
+    """Lower bounds of the points that were solved."""
+    left_us: float = INFINITE
+    """Least lower bound of all that was left out."""
     status: SearchStatus = "complete"
-    nodes: dict[int, Node] = field(default_factory=dict)
-    """By identity of a step: the node it solves."""
     polishing: bool = False
     """Whether the search goes on below the gap, because what was solved is not proven well enough."""
     num_boundaries: int = 0
@@ -109,6 +109,11 @@ class Search:
         return self.kept[0] if self.kept else self.idle
 
     @property
+    def solved(self) -> list[Step]:
+        """All steps found; one whose tensor axis splits nothing only where there is no other."""
+        return [*self.steps.values()] or ([] if self.idle is None else [self.idle])
+
+    @property
     def cutoff_us(self) -> float:
         """Nothing at or above it is wanted."""
         full = len(self.kept) >= self.request.top
@@ -116,11 +121,20 @@ class Search:
         return self.kept[-1].total_us * (1 - share) if full else float("inf")
 
     @property
+    def bound_us(self) -> float:
+        """Least lower bound of all that was solved or left out."""
+        return min([self.left_us, *self.proven.values()])
+
+    @property
+    def proof_us(self) -> float:
+        """A bound that proves the best plan within the gap that was asked for."""
+        return -INFINITE if self.best is None else self.best.total_us * (1 - self.request.gap)
+
+    @property
     def is_proven(self) -> bool:
         """Whether what was solved, and what is open, bounds the best plan within the gap that was asked for."""
-        best = self.best
-        opened = self.open[0][0] if self.open else float("inf")
-        return best is None or min(self.bound_us, opened) >= best.total_us * (1 - self.request.gap)
+        opened = self.open[0][0] if self.open else INFINITE
+        return min(self.bound_us, opened) >= self.proof_us
 
     def push(self, bound: float, node: Node) -> None:
         """Add an open node; equal bounds keep the order in which they came."""
@@ -167,11 +181,10 @@ def points_under(state: Search, node: Node) -> Iterator[Point]:
 def close(state: Search) -> None:
     """Count what stayed open, and let the least of its bounds join the proof."""
     if state.idle is not None and not state.kept:
-        state.solved.append(state.idle)
-        state.bound_us = min(state.bound_us, state.idle.total_us)
+        state.left_us = min(state.left_us, state.idle.total_us)
     named: set[Degrees] = set()
     for bound, _, node in sorted(state.open, key=lambda entry: entry[:2]):
-        state.bound_us = min(state.bound_us, bound)
+        state.left_us = min(state.left_us, bound)
         state.num_bounded += leaves(state, node) - sum(node.holds(probed) for probed in state.probed)
         degrees = replace(node.family.degrees, order=MESH_AXES)
         point = None if degrees in named else next(points_under(state, node), None)
@@ -180,4 +193,4 @@ def close(state: Search) -> None:
             state.note(Loss(point=point, step_us=bound, is_bound=True))
     state.open.clear()
     if state.best is not None:
-        state.bound_us = min(state.bound_us, state.best.total_us)
+        state.left_us = min(state.left_us, state.best.total_us)

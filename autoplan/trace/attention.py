@@ -33,15 +33,17 @@ def causal_without_mask() -> Iterator[None]:
     if masks is None or functions is None or _KERNEL not in sys.modules:
         yield
         return
-    exporting, packed = masks.is_torchdynamo_exporting, masks.find_packed_sequence_indices
-    masks.is_torchdynamo_exporting = _never
-    masks.find_packed_sequence_indices = lambda positions: None if _are_consecutive(positions) else packed(positions)
+    names = vars(masks)
+    before = {name: names[name] for name in ("is_torchdynamo_exporting", "find_packed_sequence_indices")}
+    packed = before["find_packed_sequence_indices"]
+    names["is_torchdynamo_exporting"] = _never
+    names["find_packed_sequence_indices"] = lambda at: None if _are_consecutive(at) else packed(at)
     registry = functions.ALL_ATTENTION_FUNCTIONS
     registry["sdpa"] = _attention
     try:
         yield
     finally:
-        masks.is_torchdynamo_exporting, masks.find_packed_sequence_indices = exporting, packed
+        names.update(before)
         del registry["sdpa"]
 
 

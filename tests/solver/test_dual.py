@@ -9,7 +9,7 @@ import pytest
 from random_chains import random_chain
 
 from autoplan.plan.schedule import Hidden
-from autoplan.solver import dual
+from autoplan.solver import dual, wholeranks
 from autoplan.solver.chain import (
     ChainProblem,
     OptionCost,
@@ -21,7 +21,8 @@ from autoplan.solver.chain import (
 from autoplan.solver.construct import construct
 from autoplan.solver.dual import lower_bound_us
 from autoplan.solver.milp import SolveState
-from autoplan.solver.stages import solve_stages
+from autoplan.solver.stages import _least_us, solve_stages
+from autoplan.solver.wholeranks import slowest_rank_us
 
 SEEDS = range(250)
 EVER = float("inf")
@@ -114,6 +115,28 @@ def test_few_segments_without_one_of_their_options_would_show(monkeypatch: pytes
     multisets = dual._multisets
     monkeypatch.setattr(dual, "_multisets", lambda options, number: multisets(options, number)[options > 1 :])
     assert too_high(lower_bound_us)
+
+
+def with_slowest_rank(chain: ChainProblem) -> float:
+    return lower_bound_us(chain, slowest_us=slowest_rank_us(chain, _least_us))
+
+
+def test_the_slowest_rank_by_whole_segments_is_a_bound_and_a_closer_one():
+    seeds = [seed for seed in SEEDS[:80] if optimum(seed) < EVER and random_chain(seed).cuts is None]
+    found = {seed: with_slowest_rank(random_chain(seed)) for seed in seeds}
+    assert all(bound <= optimum(seed) * (1 + 1e-9) for seed, bound in found.items())
+    assert sum(bound > lower_bound_us(random_chain(seed)) * 1.001 for seed, bound in found.items()) >= 3
+
+
+def test_a_slowest_rank_that_is_one_segment_late_would_show(monkeypatch: pytest.MonkeyPatch):
+    alone = wholeranks._alone
+
+    def later(chain: ChainProblem, main: int, rank: int, counts: range) -> object:
+        return alone(chain, main, rank, range(counts.start + 1, counts.stop + 1))
+
+    monkeypatch.setattr(wholeranks, "_alone", later)
+    seeds = [seed for seed in SEEDS[:80] if optimum(seed) < EVER and random_chain(seed).cuts is None]
+    assert any(with_slowest_rank(random_chain(seed)) > optimum(seed) * (1 + 1e-9) for seed in seeds)
 
 
 def test_a_bound_that_is_enough_is_a_bound_and_is_enough():
