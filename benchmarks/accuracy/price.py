@@ -22,12 +22,13 @@ from autoplan.ir import SegmentedGraph
 from autoplan.plan.plan import Recompute
 from autoplan.solver.batch import BatchSplit, split_batch
 from autoplan.solver.choice import Resolved
-from autoplan.solver.constraints import Constraints
+from autoplan.solver.constraints import Constraints, is_whole
 from autoplan.solver.constraints_text import parse_constraints
 from autoplan.solver.mesh import Degrees, Point
 from autoplan.solver.milp import SolveState
 from autoplan.solver.pins import attention_heads
 from autoplan.solver.pricing import setting_at
+from autoplan.solver.problem import Candidate, NodeProblem, Problem
 from autoplan.solver.request import Request
 from autoplan.solver.setting import Setting, facts_of
 from autoplan.solver.step import Step, step_from
@@ -142,7 +143,7 @@ class Pricer:
             traced = trace_model(model, {"idx": tokens, "targets": tokens}, batch_dims=(0, 0), dtype="bfloat16")
             sg = segment_graph(traced.graph)
             assert len(sg.segments) == shape.num_layers + 2, "embedding, layers and head are one segment each"
-            pins = Request(model="run", dtype="bfloat16", pins=weight_pins(shape), keep=("layers.*.norm1", "layers.*.norm2"))
+            pins = Request(model="run", dtype="bfloat16", pins=weight_pins(shape))
             self.traced[shape] = Traced(sg=sg, split=split_batch(sg), pinned=parse_constraints(pins, sg))
         return self.traced[shape]
 
@@ -152,7 +153,8 @@ class Pricer:
         """How each class runs at its fastest with its matrices where they are pinned."""
         place = (shape, cost.profile.digest, cost.cluster.devices_per_node, key)
         if place not in self.options:
-            problems, prices = tables.problems(key), sweep(tables.cluster, tables.cost, key.tp)[:1]
+            prices = sweep(tables.cluster, tables.cost, key.tp)[:1]
+            problems = tuple(as_pinned(problem, tables, key) for problem in tables.problems(key))
             fixed = fix_shared(tables.sg, problems, prices[0])
             variants = tuple(
                 solve_variants(problem, prices, fixed[kind], set())[0] for kind, problem in enumerate(problems)
@@ -160,6 +162,27 @@ class Pricer:
             context, _ = tables.context(key)
             self.options[place] = variants, Table(key=key, options=(), states=frozenset(), context=context)
         return self.options[place]
+
+
+def as_pinned(problem: Problem, tables: Tables, key: TableKey) -> Problem:
+    """The problem without what a search may choose and Megatron-LM does not do: moving a pinned matrix before it is
+    used, and splitting norms where the sequence is whole."""
+    if problem.degree == 1:
+        return problem
+    required = {name: wish.placement for name, wish in tables.constraints.required.items()}
+    _, model = tables.context(key)
+
+    def fits(node: NodeProblem, candidate: Candidate) -> bool:
+        pairs = zip(node.operands, candidate.strategy.inputs, strict=True)
+        if not all(place == required.get(name, place) for name, place in pairs):
+            return False
+        return key.sequence or "_norm" not in model.nodes[node.name].op or is_whole(candidate.strategy)
+
+    nodes = tuple(
+        replace(node, candidates=tuple(c for c in node.candidates if fits(node, c)) or node.candidates)
+        for node in problem.nodes
+    )
+    return replace(problem, nodes=nodes)
 
 
 def _options(tables: Tables, variants: tuple[Resolved, ...], key: TableKey, way: Recompute) -> list[Option]:
