@@ -54,5 +54,5 @@ def _named(run: Run) -> Shape:
         bias=not llama and not is_mpt,
         fused_attention=not unfused,
         dropout=DROPOUT if unfused else 0.0,
-        wide_loss=not is_mpt,
+        wide_loss=not is_mpt or "amp" in run.dtype,
     )
