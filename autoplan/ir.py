@@ -15,6 +15,7 @@ The rest is a chain of *segments*; segments with equal structure, shapes and att
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -216,6 +217,13 @@ class SegmentedGraph:
     segments: tuple[Segment, ...]
     kind_names: tuple[str, ...]
     """A name for each class, for people: ``block``, ``embed``, ``head``; unique."""
+    shared_params: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Values of the parameters that more than one segment reads, in order of first use."""
+
+    def __post_init__(self) -> None:
+        """Count the readers of parameters once."""
+        reads = Counter(name for segment in self.segments for name in segment.params)
+        object.__setattr__(self, "shared_params", tuple(name for name, count in reads.items() if count > 1))
 
     def representative(self, kind: int) -> Segment:
         """First segment of a class."""

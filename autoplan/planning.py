@@ -244,6 +244,7 @@ def place_of(spec: str) -> str:
     return f"{os.path.abspath(file)}{colon}{rest}" if os.path.isfile(file) else spec
 
 
+@no_collection()
 def _solve(job: Job, cluster: Cluster, cost: ProfileCostModel, told: Told) -> Plan:
     plan = solve(job.segmented, cluster, cost, job.request, profile_digest=cost.profile.digest, progress=told)
     verify_plan(plan)

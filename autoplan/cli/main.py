@@ -1,34 +1,45 @@
 """The ``autoplan`` command: its subcommands, one file each."""
 
-import importlib.metadata
+import sys
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from autoplan.cli.check import check
-from autoplan.cli.diff import diff
-from autoplan.cli.explain import explain
-from autoplan.cli.recost import recost
-from autoplan.cli.report import report
-from autoplan.cli.search import search
-
-app = typer.Typer(
-    name="autoplan", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-)
+COMMANDS = ("search", "report", "diff", "check", "recost", "explain")
+"""Each in the file of its name."""
 
 
 def main() -> None:
     """Entry point of the ``autoplan`` command."""
-    app()
+    asked = sys.argv[1:2]
+    make_app(asked if set(asked) <= set(COMMANDS) else COMMANDS)()
+
+
+def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
+    """The command with some of its subcommands; the files of the others are not loaded."""
+    app = typer.Typer(
+        name="autoplan",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        callback=_autoplan,
+    )
+    for name in commands or COMMANDS:
+        app.command()(getattr(import_module(f"autoplan.cli.{name}"), name))
+    return app
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        import importlib.metadata  # half as slow as all the rest of the command line
+
         typer.echo(f"autoplan {importlib.metadata.version('autoplan')}")
         raise typer.Exit
 
 
-@app.callback()
 def _autoplan(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
@@ -45,10 +56,6 @@ def _autoplan(
       autoplan recost plan.json --seq-len 1024
       autoplan explain plan.json tp
     """
-
-
-for command in (search, report, diff, check, recost, explain):
-    app.command()(command)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ the segment that is running needs on top. The last part is the maximum over segm
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from autoplan.ir import TensorMeta
 from autoplan.plan.data_axis import data_placement
@@ -86,6 +87,7 @@ class SegmentMemory:
     """Largest buffer of a tensor-parallel collective."""
 
 
+@lru_cache(maxsize=65_536)
 def param_bytes(
     meta: TensorMeta, trainable: bool, tensor: Placement, tp: int, *, expert: int = 1, mode: DataMode, shards: int
 ) -> ParamBytes:

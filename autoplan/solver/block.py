@@ -1,8 +1,9 @@
 """One class of segments, exactly, by elimination of variables.
 
-Where that needs too large a table, the problem is narrowed first (``narrow.py``); where it still does, an ILP solves
-what is left (``ilp.py``). All ways minimise ``choice.objective`` with a tie-break per move, and the tests hold them
-against each other. docs/formulation.md has the mathematics.
+Where that needs too large a table, a relaxed network bounds the best answer, and often finds it; otherwise it narrows
+the problem (``narrow.py``). Where that is still too wide, an ILP solves what is left (``ilp.py``). All ways minimise
+``choice.objective`` with a tie-break per move, and the tests hold them against each other. docs/formulation.md has the
+mathematics.
 """
 
 import math
@@ -16,7 +17,7 @@ from autoplan.solver.choice import BlockSolution, Resolved, activation_bytes, re
 from autoplan.solver.eliminate import Costs, min_marginals, minimise
 from autoplan.solver.ilp import solve_ilp
 from autoplan.solver.milp import SolveState
-from autoplan.solver.narrow import narrow
+from autoplan.solver.narrow import bound, narrow
 from autoplan.solver.network import (
     UNITS_PER_US,
     Network,
@@ -110,7 +111,11 @@ def solve(
     relaxed = block.network(prices, relaxed=True)
     if relaxed.plan.largest > limits.most:
         return solve_ilp(block.problem, prices, fixed, time_limit_s)
-    narrowed = narrow(relaxed, prices, fixed)
+    bounds = bound(relaxed, prices, fixed)
+    if bounds.is_proven:
+        seconds = time.monotonic() - start
+        return BlockSolution(state=SolveState.OPTIMAL, choice=bounds.best, objective=bounds.most_us, seconds=seconds)
+    narrowed = narrow(bounds)
     network = make_block(narrowed.problem).network(prices)
     if network.plan.largest <= limits.most:
         found = _eliminate(network, prices, fixed, start)

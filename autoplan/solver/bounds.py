@@ -87,29 +87,23 @@ def _total_us(option: Option) -> float:
     return cost.forward_us + cost.backward_us + cost.forward_comm_us + cost.backward_comm_us
 
 
-def schedule_bound_us(space: Space, family: Family, rows: RoughRows, way: Way, send_us: float) -> float:
-    """A step that nothing in a family beats by a schedule, with rows from the family's own table; end apart.
-
-    Infinite when nothing fits the memory.
-    """
+def schedule_chain(space: Space, family: Family, rows: RoughRows, way: Way, send_us: float) -> ChainProblem:
+    """What no way to hold parameters can beat by a schedule, with rows from the family's own table; end apart."""
     schedule, chunks = way
     pp, m = family.degrees.pp, family.num_microbatches
     bubble = bubble_terms(schedule, pp, chunks)
     share = (pp - 1) / pp
     last = pp * chunks - 1
-    chain = _chain(space, family, rows)
-    return lower_bound_us(
-        replace(
-            chain,
-            stages=tuple(
-                StageLimits(fixed_us=send_us * ((s > 0) + (s < last)), forward_us=send_us * (s < last))
-                for s in range(last + 1)
-            ),
-            ranks=ranks_of(schedule, pp, chunks),
-            in_flight=flying_of(schedule, pp, chunks, m),
-            bubble_share=bubble.share,
-            bubble_rows=tuple(Hidden(*(share * part for part in row)) for row in bubble.rows),
-        )
+    return replace(
+        _chain(space, family, rows),
+        stages=tuple(
+            StageLimits(fixed_us=send_us * ((s > 0) + (s < last)), forward_us=send_us * (s < last))
+            for s in range(last + 1)
+        ),
+        ranks=ranks_of(schedule, pp, chunks),
+        in_flight=flying_of(schedule, pp, chunks, m),
+        bubble_share=bubble.share,
+        bubble_rows=tuple(Hidden(*(share * part for part in row)) for row in bubble.rows),
     )
 
 

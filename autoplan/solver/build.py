@@ -187,10 +187,13 @@ class _Use:
 
 def _node(model: Model, node: OpNode, axis: Axis) -> NodeProblem:
     use = _use(model, node, axis)
-    known, counts = use.memo.strategies, model.block_counts
-    if counts not in known:
-        known[counts] = strategies(node, use.metas, model.needs_grad, axis.degree, counts)
-    return _node_problem(use, known[counts], axis)
+    memo, counts = use.memo, model.block_counts
+    key = node.name, counts
+    if key not in memo.problems:
+        if counts not in memo.strategies:
+            memo.strategies[counts] = strategies(node, use.metas, model.needs_grad, axis.degree, counts)
+        memo.problems[key] = _node_problem(use, memo.strategies[counts], axis)
+    return memo.problems[key]
 
 
 def node_problem(model: Model, node: OpNode, found: Iterable[Strategy], axis: Axis) -> NodeProblem:

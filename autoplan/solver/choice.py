@@ -8,9 +8,18 @@ from dataclasses import dataclass
 
 from autoplan.sharding import Placement
 from autoplan.solver.milp import SolveState
-from autoplan.solver.problem import Candidate, Move, NodeProblem, Prices, Problem, Storage, ValueProblem, local_bytes
+from autoplan.solver.problem import (
+    Candidate,
+    Move,
+    MoveKey,
+    NodeProblem,
+    Prices,
+    Problem,
+    Storage,
+    ValueProblem,
+    local_bytes,
+)
 
-MoveKey = tuple[str, Placement, Placement]
 TIE_BREAK_US = 1e-4
 """Per move, so that of two equal plans the one with fewer changes of placement wins."""
 

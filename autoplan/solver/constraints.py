@@ -5,7 +5,7 @@ fewer placements to a parameter, a kept module leaves its ops one strategy and i
 one splits nothing, so nothing changes there; ``allows`` is what leaves out ``tp=1`` where a pin wants a split.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -13,7 +13,7 @@ from autoplan.errors import InputError
 from autoplan.ir import OpNode, Segment, SegmentedGraph
 from autoplan.plan.plan import DATA_MODES, RECOMPUTE, SCHEDULES
 from autoplan.sharding import REPLICATE, Placement, Shard, Strategy
-from autoplan.solver.problem import Move, NodeProblem, Problem, ValueProblem, sources_of, wants_of
+from autoplan.solver.problem import NodeProblem, Problem, ValueProblem, make_problem
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "pp": (), "dp": (), "cp": (), "tp": (), "ep": (), "microbatch": (), "recompute": RECOMPUTE, "data": DATA_MODES,
@@ -144,7 +144,7 @@ def constrain(
         return problem
     left = tuple(_constrained_node(node, problem, nodes, constraints) for node in problem.nodes)
     values = tuple(_constrained_value(value, problem, nodes, constraints) for value in problem.values)
-    return replace(problem, nodes=left, values=values, moves=_moves(problem, left, values))
+    return make_problem(left, values, problem.outputs, problem.moves.axis)
 
 
 def _constrained_node(
@@ -183,20 +183,3 @@ def _constrained_value(
             f"Change the flag, or leave tp={problem.degree} out of the search"
         )
     return replace(value, sources=tuple(s for s, _ in left), sync_us=tuple(us for _, us in left))
-
-
-def _moves(
-    problem: Problem, nodes: tuple[NodeProblem, ...], values: tuple[ValueProblem, ...]
-) -> dict[tuple[str, Placement, Placement], Move]:
-    """The moves that can still occur."""
-    sources = sources_of(nodes, values)
-    wanted = {*wants_of(nodes), *_leaving(problem)}
-    return {
-        (name, src, dst): move
-        for (name, src, dst), move in problem.moves.items()
-        if src in sources[name] and (name, dst) in wanted
-    }
-
-
-def _leaving(problem: Problem) -> Iterator[tuple[str, Placement]]:
-    return ((name, placement) for name, placement in problem.outputs if placement is not None)

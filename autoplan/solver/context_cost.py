@@ -5,6 +5,7 @@ their size. The gradients of parameters, and the loss, are summed over the axis 
 ranks, and are no part of this. Cutting a whole value of the prelude is local and happens once for all segments.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import assert_never
 
 from autoplan.cluster import Group
 from autoplan.cost import Collective
+from autoplan.ir import DTYPE_BYTES
 from autoplan.plan.plan import Recompute
 from autoplan.sharding import REPLICATE, CollectiveKind, Placement, local_shape
 from autoplan.solver.build import Model
@@ -45,7 +47,8 @@ class _Sizes:
     def __call__(self, name: str, place: Placement) -> int:
         meta = self.values[name].meta
         local = local_shape(meta.shape, place, self.degree, 0)
-        return replace(meta, shape=local_shape(local, self.sources.get(name, REPLICATE), self.tp, 0)).num_bytes
+        shape = local_shape(local, self.sources.get(name, REPLICATE), self.tp, 0)
+        return math.prod(shape) * DTYPE_BYTES[meta.dtype]
 
 
 def context_collectives(
@@ -70,22 +73,26 @@ def context_collectives(
 
 
 def context_bytes(
-    context: Context, kind: int, tensor_sources: TensorSources, tp: int, recompute: Recompute
-) -> ContextBytes:
-    """Memory that the moves of a segment need: copies from other ranks kept, and at work in its largest op."""
+    context: Context, kind: int, tensor_sources: TensorSources, tp: int, ways: Iterable[Recompute]
+) -> tuple[ContextBytes, ...]:
+    """Memory that the moves of a segment need, by way to recompute: copies kept, and at work in its largest op."""
     resolved = context.resolved[kind]
     size = _sizes(context, kind, tensor_sources, tp)
-    everything = _kept_extra(resolved, size)
+    everything, working = _kept_extra(resolved, size), _working_extra(resolved, size)
+    found = (_kept_again(resolved, size, everything, recompute) for recompute in ways)
+    return tuple(ContextBytes(kept=kept, transient=working + max(0, everything - kept)) for kept in found)
+
+
+def _kept_again(resolved: Resolved, size: _Sizes, everything: int, recompute: Recompute) -> int:
     match recompute:
         case "none":
-            kept = everything
+            return everything
         case "selective":
-            kept = sum(size(name, dst) for name, src, dst in resolved.moves if resolved.move((name, src, dst)).forward)
+            return sum(size(name, dst) for name, src, dst in resolved.moves if resolved.move((name, src, dst)).forward)
         case "full":
-            kept = 0
+            return 0
         case _:
             assert_never(recompute)
-    return ContextBytes(kept=kept, transient=_working_extra(resolved, size) + max(0, everything - kept))
 
 
 def prelude_bytes(model: Model, context: Context) -> int:

@@ -24,11 +24,12 @@ chapter 4.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoplan.solver.chain import ChainProblem, OptionCost, joint_us, longest_bound_us, shown_share
+from autoplan.solver.chain import ChainProblem, OptionCost, fastest_bound_us, joint_us, longest_bound_us, shown_share
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -69,9 +70,13 @@ class _Duals:
 def lower_bound_us(chain: ChainProblem, *, whole: bool = True, enough_us: float = float("inf")) -> float:
     """A step that no counts beat; infinite when the longest run fits nowhere.
 
-    ``whole`` also asks how many whole segments each rank can hold, which takes longer and is left out where the bound
-    exceeds ``enough_us`` without it.
+    ``whole`` also asks how many whole segments each rank can hold. A bound of at least ``enough_us`` need not be the
+    best: the cheapest one that reaches it is returned, memory left aside if that is enough.
     """
+    if enough_us < float("inf"):
+        fastest = fastest_bound_us(chain) * _SAFE
+        if fastest >= enough_us:
+            return fastest
     return _variable_us(chain, whole, enough_us - chain.constant_us) * _SAFE + chain.constant_us
 
 
@@ -149,41 +154,56 @@ def _taken(
 
 def _duals(times: Sequence[float], row: Sequence[OptionCost], ranks: _Ranks, *, single: bool) -> _Duals:
     """Multipliers of every rank to choose from: vertices for the average in flight, and for the least and the most."""
-    t = np.maximum(np.array(times), 1e-12)
-    state = np.array([float(o.state_bytes) for o in row])
-    activation = np.array([float(o.activation_bytes) for o in row])
+    t, state, activation = _undominated(
+        np.maximum(np.array(times), 1e-12),
+        np.array([float(o.state_bytes) for o in row]),
+        np.array([float(o.activation_bytes) for o in row]),
+    )
     count = len(ranks.average)
     if single:
-        time, memory, good = _vertices(t, state[None, :] + ranks.average[:, None] * activation[None, :])
+        time, memory, good = _vertices(t, state + ranks.average[:, None] * activation)
         return _Duals(time=time, memory=memory, extra=np.where(good, 0.0, np.inf))
     least, most = np.full(count, np.inf), np.zeros(count)
     np.minimum.at(least, ranks.rank_of, ranks.flying)
     np.maximum.at(most, ranks.rank_of, ranks.flying)
-    found = [
-        _vertices(t, state[None, :] + flying[:, None] * activation[None, :])
-        for flying in (ranks.average, least, most, (ranks.average + least) / 2)
-    ]
-    time, memory, good = (np.hstack(parts) for parts in zip(*found, strict=True))
-    sizes = state[None, :] + ranks.flying[:, None] * activation[None, :]
+    levels = np.stack([ranks.average, least, most, (ranks.average + least) / 2], axis=1)
+    found = _vertices(t, state + levels.reshape(-1, 1) * activation)
+    time, memory, good = (part.reshape(count, -1) for part in found)
+    sizes = state + ranks.flying[:, None] * activation
     paid = time[ranks.rank_of][:, :, None] * t + memory[ranks.rank_of][:, :, None] * sizes[:, None, :]
     extra = np.zeros_like(time)
     np.add.at(extra, ranks.rank_of, ranks.most * np.maximum(0.0, 1 - paid.min(axis=2)))
     return _Duals(time=time, memory=memory, extra=np.where(good, extra, np.inf))
 
 
+def _undominated(t: Array, state: Array, activation: Array) -> tuple[Array, Array, Array]:
+    """Options that no other one equals or beats in all three: the constraints of the others are implied."""
+    figures = np.stack([t, state, activation])
+    below = (figures[:, :, None] <= figures[:, None, :]).all(axis=0)
+    first = np.tri(len(t), k=-1, dtype=bool).T
+    kept = ~((below & ~below.T) | (below & first)).any(axis=0)
+    return t[kept], state[kept], activation[kept]
+
+
+@cache
+def _pairs(number: int) -> tuple[Indices, Indices]:
+    """Every pair of so many."""
+    return np.triu_indices(number, 1)
+
+
 def _vertices(t: Array, m: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Vertices of {l t_o + u m_ro >= 1}: one constraint with an axis, or two with each other; and which there are."""
     m = np.maximum(m, 1e-12)
-    first, second = np.triu_indices(len(t), 1)
+    first, second = _pairs(len(t))
     with np.errstate(divide="ignore", invalid="ignore"):
         det = t[first] * m[:, second] - t[second] * m[:, first]
         time = (m[:, second] - m[:, first]) / det
-        memory = (t[first] - t[second])[None, :] / det
+        memory = (t[first] - t[second]) / det
     none = np.zeros((len(m), 1))
     time = np.hstack([np.full((len(m), 1), 1 / t.min()), none, time])
     memory = np.hstack([none, 1 / m.min(axis=1, keepdims=True), memory])
     with np.errstate(invalid="ignore"):
-        covered = time[:, :, None] * t[None, None, :] + memory[:, :, None] * m[:, None, :]
+        covered = time[:, :, None] * t + memory[:, :, None] * m[:, None, :]
     good = (time >= 0) & (memory >= 0) & (covered >= _SAFE).all(axis=2) & np.isfinite(time) & np.isfinite(memory)
     return np.where(good, time, 0.0), np.where(good, memory, 0.0), good
 

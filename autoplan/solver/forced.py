@@ -14,7 +14,7 @@ from autoplan.solver.problem import Prices, Problem
 from autoplan.solver.refind import named
 from autoplan.solver.reprice import Given
 from autoplan.solver.step import Step
-from autoplan.solver.tables import Option, shared_params, sweep
+from autoplan.solver.tables import Option, sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def layer_prices(given: Given) -> tuple[Prices, ...]:
 
 def held_params(given: Given, index: int) -> dict[str, Placement]:
     """Weights of a segment that others read too, which must stay where they are."""
-    shared, option = set(shared_params(given.tables.sg)), given.options[index]
+    shared, option = set(given.tables.sg.shared_params), given.options[index]
     segment = given.tables.sg.segments[index]
     first = given.tables.sg.representative(segment.kind)
     kept = [same for name, same in zip(segment.params, first.params, strict=True) if name in shared]

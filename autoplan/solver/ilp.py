@@ -24,11 +24,10 @@ import pulp
 from autoplan.sharding import Placement
 from autoplan.solver.choice import TIE_BREAK_US, BlockSolution, Choice
 from autoplan.solver.milp import run_solver
-from autoplan.solver.problem import Prices, Problem, Storage, ValueProblem, local_bytes
+from autoplan.solver.problem import MoveKey, Prices, Problem, Storage, ValueProblem, local_bytes
 
 _ORDER_US = 1e-9
 Fixed = Mapping[str, Placement]
-MoveKey = tuple[str, Placement, Placement]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

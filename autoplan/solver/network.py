@@ -5,8 +5,8 @@ result of a view, whether its memory must stay for backward.
 Every value gives a table over its producer and its readers: what its moves cost, each (value, placement) once, and
 what it keeps. Sets of placements are bit masks, so a table is a product: (mask of what is wanted) x (cost of a move).
 Such a table grows with each reader. Where there are many, a *hub* stands between, a variable whose state is the set of
-placements wanted. Or each of k readers pays a k-th of what it wants, which is never more than what all pay together:
-this *relaxed* network bounds every answer from below and needs small tables only.
+placements wanted. Or each reader pays a share of what it wants, a k-th at first, which together is never more than the
+value costs: this *relaxed* network bounds every answer from below and needs small tables only.
 """
 
 import functools
@@ -20,6 +20,7 @@ from autoplan.sharding import Placement
 from autoplan.solver.choice import TIE_BREAK_US, Choice
 from autoplan.solver.eliminate import Costs, Elimination, Minimum, Scope, plan_elimination
 from autoplan.solver.problem import NodeProblem, Prices, Problem, ValueProblem, local_bytes
+from autoplan.solver.shares import Shared
 
 UNITS_PER_US = 1e6
 """Costs are counted in whole millionths of a microsecond."""
@@ -44,6 +45,8 @@ class Network:
     relaxed: bool
     plan: Elimination
     """For the moves, the kept bytes, one table per node and one per parameter."""
+    shared: tuple[Shared, ...] = ()
+    """Of a relaxed network: the values whose moves are paid in shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,7 @@ class _Builder:
     relaxed: bool
     moves: list[Table] = field(default_factory=list)
     kept_bytes: list[Table] = field(default_factory=list)
+    shared: list[Shared] = field(default_factory=list)
     kept: dict[str, int] = field(default_factory=dict)
     """Result of a view to the variable that says whether its memory must stay."""
 
@@ -114,7 +118,11 @@ def build_network(problem: Problem, facts: Iterable[ValueFacts], *, relaxed: boo
 def with_memory(network: Network, facts: Iterable[ValueFacts]) -> Network:
     """The network with what is kept for backward: for an activation price above 0."""
     builder = _Builder(
-        problem=network.problem, sizes=list(network.plan.sizes), relaxed=network.relaxed, moves=list(network.moves)
+        problem=network.problem,
+        sizes=list(network.plan.sizes),
+        relaxed=network.relaxed,
+        moves=list(network.moves),
+        shared=list(network.shared),
     )
     for fact in facts:
         _add_kept(builder, fact)
@@ -132,6 +140,7 @@ def _network(builder: _Builder) -> Network:
         kept_bytes=tuple(builder.kept_bytes),
         relaxed=builder.relaxed,
         plan=plan_elimination(builder.sizes, [*scopes, *((v,) for v in choices)]),
+        shared=tuple(builder.shared),
     )
 
 
@@ -206,7 +215,7 @@ def _facts(
     leaving = [dst for output, dst in problem.outputs if output == name and dst is not None]
     places = dict.fromkeys(place for reader in wanted for candidate in reader for place in candidate)
     bits = {place: 1 << i for i, place in enumerate(places | dict.fromkeys(leaving))}
-    move_us, copies = _moves(problem, name, sources, tuple(bits))
+    grid = problem.moves.grid(name, sources, tuple(bits))
     return ValueFacts(
         value=value,
         producer=producer,
@@ -216,8 +225,8 @@ def _facts(
         leaving=sum(bits[dst] for dst in leaving),
         readers=tuple(readers),
         wants=tuple(_masks(bits, reader) for reader in wanted),
-        move_us=move_us,
-        copies=copies,
+        move_us=grid.total_us + TIE_BREAK_US * grid.differ,
+        copies=grid.copies,
     )
 
 
@@ -231,29 +240,36 @@ def _masks(bits: Mapping[Placement, int], sets: Iterable[Iterable[Placement]]) -
     return np.array([sum(bits[place] for place in places) for places in sets], dtype=np.int64)
 
 
-def _moves(
-    problem: Problem, name: str, sources: Sequence[Placement], wanted: Sequence[Placement]
-) -> tuple[Costs, Flags]:
-    costs, copies = np.zeros((len(sources), len(wanted))), np.zeros((len(sources), len(wanted)), dtype=np.bool_)
-    for i, src in enumerate(sources):
-        for j, dst in enumerate(wanted):
-            if src != dst:
-                move = problem.moves[name, src, dst]
-                costs[i, j], copies[i, j] = move.total_us + TIE_BREAK_US, move.copies
-    return costs, copies
-
-
 def _add_moves(builder: _Builder, fact: ValueFacts) -> None:
     """Time of the moves of one value: each placement that somebody wants is paid once."""
-    move_us = _units(fact.move_us)
+    moves = _units(fact.move_us)
     leaving = _Masks(scope=(), masks=np.array(fact.leaving))
     readers = [
         _Masks(scope=(number,), masks=masks & ~fact.leaving)
         for number, masks in zip(fact.readers, fact.wants, strict=True)
     ]
-    for part, share in ((leaving, 1.0), *_meet(builder, readers)):
-        costs = np.floor(share * (_members(part.masks, len(fact.bits)) @ move_us.T))
+    some = [part for part in readers if part.masks.any()]
+    if builder.relaxed and len(some) > _MOST_READERS:
+        _share_moves(builder, fact, some, moves)
+        some = []
+    for part in (leaving, *(part for part, _ in _meet(builder, some))):
+        costs = _members(part.masks, len(fact.bits)) @ moves.T
         _add(builder, builder.moves, (*part.scope, *fact.producer), costs[..., fact.of_state])
+
+
+def _share_moves(builder: _Builder, fact: ValueFacts, readers: Sequence[_Masks], moves: Costs) -> None:
+    """Each reader pays an equal share for now."""
+    shared = Shared(
+        tables=tuple(range(len(builder.moves), len(builder.moves) + len(readers))),
+        readers=tuple(part.scope[0] for part in readers),
+        wants=tuple(_members(part.masks, len(fact.bits)) for part in readers),
+        producer=fact.producer,
+        of_state=fact.of_state,
+        moves=moves,
+    )
+    builder.shared.append(shared)
+    for part, costs in zip(readers, shared.costs(shared.equal()), strict=True):
+        builder.moves.append(_squeezed(builder, (*part.scope, *fact.producer), costs))
 
 
 def _holds(builder: _Builder, number: int, fact: ValueFacts) -> _Masks:
@@ -355,11 +371,14 @@ def _saved_by_producer(builder: _Builder, fact: ValueFacts) -> Flags:
 
 
 def _add(builder: _Builder, tables: list[Table], scope: Scope, costs: Costs) -> None:
-    """One more table. Axes of a single state are left out, and tables that say nothing."""
-    if not costs.any():
-        return
+    """One more table, unless it says nothing."""
+    if costs.any():
+        tables.append(_squeezed(builder, scope, costs))
+
+
+def _squeezed(builder: _Builder, scope: Scope, costs: Costs) -> Table:
+    """A table without its axes of a single state."""
     wide = tuple(v for v in scope if builder.sizes[v] > 1)
     if wide:
-        tables.append((wide, costs.reshape(tuple(builder.sizes[v] for v in wide))))
-    else:
-        tables.append(((0,), np.full(builder.sizes[0], costs.item())))
+        return wide, costs.reshape(tuple(builder.sizes[v] for v in wide))
+    return (0,), np.full(builder.sizes[0], costs.item())

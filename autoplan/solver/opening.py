@@ -1,6 +1,6 @@
 """What becomes of a node when it is opened: nodes below it with higher bounds, or a refusal."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from autoplan.cost import Collective
@@ -14,9 +14,10 @@ from autoplan.solver.bounds import (
     implied_us,
     least_state_bytes,
     rough_rows,
-    schedule_bound_us,
+    schedule_chain,
     split_rows,
 )
+from autoplan.solver.chain import ChainProblem, fastest_bound_us
 from autoplan.solver.dual import lower_bound_us
 from autoplan.solver.mesh import Point, groups_of
 from autoplan.solver.places import flying_of
@@ -24,7 +25,7 @@ from autoplan.solver.points import Family, Holding, families, holdings, point_of
 from autoplan.solver.pricing import cut_bytes, setting_at
 from autoplan.solver.setting import Setting
 from autoplan.solver.state import INFINITE, NO_CUT, Node, Search, leaves, points_under
-from autoplan.solver.step import PricedRuns, chain_of, price_runs
+from autoplan.solver.step import PricedRuns, chain_of, price_runs, run_params
 from autoplan.solver.tables import Table, TableKey
 
 _HIGHER = 1 + 1e-9
@@ -113,11 +114,6 @@ def _like(state: Search, family: Family) -> tuple[object, ...]:
     return canonical, groups_of(point, state.space.cluster).neighbours.per_node
 
 
-def _by_table(state: Search, node: Node) -> tuple[object, ...]:
-    """What the bounds of a family's schedules by its own table depend on."""
-    return _like(state, node.family), node.key
-
-
 def _send_us(state: Search, family: Family, tensor_split: int) -> float:
     """Time of sending what crosses between stages, at least, when it is split evenly."""
     if family.degrees.pp == 1:
@@ -148,61 +144,75 @@ def _times(state: Search, key: TableKey) -> tuple[float, ...]:
 
 
 def open_boundary(state: Search, node: Node, bound: float) -> None:
-    """Make the table of a family and a boundary, and bound each schedule by it."""
-    family, key = node.family, node.key
-    assert key is not None
-    _times(state, key)
-    table = state.tables.table(key)
-    found = _by_table(state, node)
-    if found not in state.bounds:
-        send, rows = _send_us(state, family, family.degrees.tp if key.sequence else 1), rough_rows(table)
-        state.bounds[found] = tuple(
-            (way, schedule_bound_us(state.space, family, rows, way, send)) for way in schedules(state.space, family)
-        )
-    for way, tight in state.bounds[found]:
-        _again(state, Node(family=family, key=key, way=way), max(bound, tight))
+    """Make the table of a family and a boundary, and bound each schedule by it, memory left aside."""
+    assert node.key is not None
+    _times(state, node.key)
+    for way in schedules(state.space, node.family):
+        below = replace(node, way=way)
+        _again(state, below, max(bound, _schedule_bound(state, below, fastest_bound_us)))
     state.num_boundaries += 1
+
+
+def _schedule_bound(state: Search, node: Node, bound_us: Callable[[ChainProblem], float]) -> float:
+    """A schedule bounded by its own table; the same for many orders of the axes."""
+    family, key, way = node.family, node.key, node.way
+    assert key is not None and way is not None
+    found = _like(state, family), key, way, bound_us
+    if found not in state.bounds:
+        send = _send_us(state, family, family.degrees.tp if key.sequence else 1)
+        chain = schedule_chain(state.space, family, rough_rows(state.tables.table(key)), way, send)
+        state.bounds[found] = bound_us(chain)
+    return state.bounds[found]
 
 
 def probe_of(state: Search, node: Node) -> Node | None:
     """The most promising point under a boundary that was opened, to have a plan early; None where nothing fits."""
-    bounds = state.bounds.get(_by_table(state, node), ())
-    ways = [(tight, way) for way, tight in bounds if tight < INFINITE]
-    if not ways:
+    ways = [replace(node, way=way) for way in schedules(state.space, node.family)]
+    bounds = [(_schedule_bound(state, below, lower_bound_us), below.way) for below in ways]
+    fitting = [(tight, way) for tight, way in bounds if tight < INFINITE]
+    if not fitting:
         return None
-    below = [below for below, _ in _holdings(state, replace(node, way=min(ways)[1]), [])]
-    return min(below, key=lambda pair: pair[0])[1] if below else None
+    below = [(lower_bound_us(chain), below) for below, chain in _holdings(state, replace(node, way=min(fitting)[1]), [])]
+    tight, best = min(below, key=lambda pair: pair[0], default=(INFINITE, None))
+    return best if tight < INFINITE else None
 
 
 def open_schedule(state: Search, node: Node, bound: float) -> None:
-    """Bound every way to hold parameters under one schedule."""
-    refused: list[tuple[Point, str]] = []
-    for (tight, below), _ in _holdings(state, node, refused):
-        state.push(max(bound, tight), below)
-    for point, reason in refused:
-        state.refuse(point, reason)
+    """Bound a schedule by its memory; then every way to hold parameters under it, memory left aside."""
+    tight = _schedule_bound(state, node, lower_bound_us)
+    if tight > bound * _HIGHER:
+        _again(state, node, tight)
+        return
+    refused: list[Point] = []
+    for below, chain in _holdings(state, node, refused):
+        state.push(max(bound, fastest_bound_us(chain)), below)
+    for point in refused:
+        state.refuse(point, "parameters, gradients and optimizer states alone exceed the memory")
 
 
-def _holdings(
-    state: Search, node: Node, refused: list[tuple[Point, str]]
-) -> Iterator[tuple[tuple[float, Node], Point]]:
-    """Every way to hold parameters under one schedule that may fit, with its bound; ``refused`` collects the others."""
-    family, key, way = node.family, node.key, node.way
-    assert key is not None and way is not None
+def is_next(state: Search, node: Node, bound: float) -> bool:
+    """Bound a point by its memory; whether it is still the one to solve, or else it is opened later or refused."""
+    setting, priced = priced_at(state, node)
+    tight = lower_bound_us(chain_of(setting, priced, state.request.cuts), enough_us=state.cutoff_us)
+    if tight > bound * _HIGHER:
+        _again(state, node, tight)
+        return False
+    return True
+
+
+def _holdings(state: Search, node: Node, refused: list[Point]) -> Iterator[tuple[Node, ChainProblem]]:
+    """Every way to hold parameters under one schedule that may fit; ``refused`` collects the others."""
+    family, way = node.family, node.way
+    assert way is not None
     limit = state.space.cluster.memory_bytes
     for holding in holdings(state.space, family):
         point = point_of(family, holding, *way)
-        below = Node(family=family, key=key, way=way, holding=holding)
         if least_state_bytes(state.space.facts, point) > limit:
-            refused.append((point, "parameters, gradients and optimizer states alone exceed the memory"))
+            refused.append(point)
             continue
+        below = replace(node, holding=holding)
         setting, priced = priced_at(state, below)
-        chain = chain_of(setting, priced, state.request.cuts)
-        tight = lower_bound_us(chain, enough_us=state.cutoff_us)
-        if tight < INFINITE:
-            yield (tight, below), point
-        else:
-            refused.append((point, NO_CUT))
+        yield below, chain_of(setting, priced, state.request.cuts)
 
 
 def priced_at(state: Search, node: Node) -> tuple[Setting, PricedRuns]:
@@ -212,5 +222,8 @@ def priced_at(state: Search, node: Node) -> tuple[Setting, PricedRuns]:
     setting = setting_at(state.tables, state.space.facts, node.point, table)
     found = node.family, node.key, node.holding
     if found not in state.priced:
-        state.priced[found] = price_runs(setting, table)
+        several = min(setting.point.num_stages, 2)
+        if several not in state.run_params:
+            state.run_params[several] = run_params(setting.sg, several)
+        state.priced[found] = price_runs(setting, table, state.run_params[several])
     return setting, state.priced[found]

@@ -7,6 +7,7 @@ full       only what the segment reads from earlier segments is kept; the forwar
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import assert_never
 
 from autoplan.cost import Collective
@@ -17,32 +18,49 @@ from autoplan.solver.problem import Storage, local_bytes
 
 def layout_cost(resolved: Resolved, recompute: Recompute) -> LayoutCost:
     """Time, communication and memory of one segment and one microbatch on one device."""
-    forward, backward = forward_collectives(resolved), backward_collectives(resolved)
+    return layout_costs(resolved, (recompute,))[0]
+
+
+def layout_costs(resolved: Resolved, ways: Iterable[Recompute]) -> tuple[LayoutCost, ...]:
+    """The same for each of several ways to recompute, which share most of it."""
+    forward = forward_collectives(resolved)
     forward_us, light_us = _forward_us(resolved)
-    forward_comm = _forward_comm_us(resolved)
     backward_us, backward_comm = _backward_us(resolved)
-    again, again_comm = 0.0, 0.0
-    issued = [*forward, *backward]
+    whole = LayoutCost(
+        forward_us=forward_us,
+        backward_us=backward_us,
+        weight_us=sum(candidate.weight_us for _, candidate in resolved.nodes),
+        forward_comm_us=_forward_comm_us(resolved),
+        backward_comm_us=backward_comm,
+        activation_bytes=activation_bytes(resolved),
+        transient_bytes=working_bytes(resolved),
+        collectives=count_collectives("tp", [*forward, *backward_collectives(resolved)]),
+    )
+    return tuple(_recomputed(resolved, whole, forward, light_us, recompute) for recompute in ways)
+
+
+def _recomputed(
+    resolved: Resolved, whole: LayoutCost, forward: list[Collective], light_us: float, recompute: Recompute
+) -> LayoutCost:
+    again_us, again_comm_us, collectives = 0.0, 0.0, whole.collectives
     match recompute:
         case "none":
             pass
         case "selective":
-            again = light_us
+            again_us = light_us
         case "full":
-            again, again_comm = forward_us, forward_comm
-            issued += forward
+            again_us, again_comm_us = whole.forward_us, whole.forward_comm_us
+            collectives = count_collectives("tp", [*forward, *backward_collectives(resolved), *forward])
         case _:
             assert_never(recompute)
-    kept = option_bytes(resolved, recompute)
-    return LayoutCost(
-        forward_us=forward_us,
-        backward_us=backward_us + again,
-        weight_us=sum(candidate.weight_us for _, candidate in resolved.nodes),
-        forward_comm_us=forward_comm,
-        backward_comm_us=backward_comm + again_comm,
+    kept = whole.activation_bytes if recompute == "none" else option_bytes(resolved, recompute)
+    return replace(
+        whole,
+        backward_us=whole.backward_us + again_us,
+        backward_comm_us=whole.backward_comm_us + again_comm_us,
         activation_bytes=kept,
-        transient_bytes=working_bytes(resolved) + max(0, activation_bytes(resolved) - kept),
-        collectives=count_collectives("tp", issued),
+        transient_bytes=whole.transient_bytes + max(0, whole.activation_bytes - kept),
+        collectives=collectives,
     )
 
 

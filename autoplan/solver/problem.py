@@ -10,6 +10,9 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from autoplan.cluster import Group
 from autoplan.cost import Collective, CostModel, Work
 from autoplan.ir import DTYPE_BYTES, TensorMeta
@@ -28,6 +31,8 @@ from autoplan.sharding import (
 
 Storage = tuple[str, Placement]
 """A value as it lies in one placement."""
+MoveKey = tuple[str, Placement, Placement]
+"""A value, the placement it has and the one it is wanted in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,24 +108,6 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Everything the ILP of one class needs; no solver object inside."""
-
-    degree: int
-    nodes: tuple[NodeProblem, ...]
-    values: tuple[ValueProblem, ...]
-    outputs: tuple[tuple[str, Placement | None], ...]
-    """Value and how it must leave; None leaves it as it was made."""
-    moves: Mapping[tuple[str, Placement, Placement], Move]
-    """Every change between two different placements that can occur."""
-
-    def __post_init__(self) -> None:
-        """A node without a candidate is a mistake of the caller, never an infinite price."""
-        for node in self.nodes:
-            assert node.candidates, f"{node.name} has no candidate"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
     """What the objective charges beside the time of a microbatch."""
 
@@ -140,9 +127,27 @@ class NodeMemo:
     """By the numbers of blocks that a split may respect."""
     prices: dict[Strategy, Candidate] = field(default_factory=dict)
     """Without what is saved: that has names."""
+    problems: dict[tuple[str, frozenset[int]], NodeProblem] = field(default_factory=dict)
+    """By the name of the node, which tells the names of what it reads and makes, and by numbers of blocks."""
 
 
-MoveMemo = dict[tuple[Placement, Placement], Move]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveGrid:
+    """The moves between several sources and several wanted placements, as arrays of that shape."""
+
+    total_us: npt.NDArray[np.float64]
+    copies: npt.NDArray[np.bool_]
+    differ: npt.NDArray[np.bool_]
+    """Whether there is something to change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveMemo:
+    """Prices of the moves of tensors that are alike."""
+
+    moves: dict[tuple[Placement, Placement], Move] = field(default_factory=dict)
+    grids: dict[tuple[tuple[Placement, ...], tuple[Placement, ...]], MoveGrid] = field(default_factory=dict)
+    """By sources and wanted placements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +165,77 @@ class Axis:
     def degree(self) -> int:
         """Ranks on the axis."""
         return self.group.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moves(Mapping[MoveKey, Move]):
+    """Every change of a value's placement that can occur, priced when it is asked for."""
+
+    axis: Axis
+    of: Mapping[str, ValueProblem]
+    sources: Mapping[str, Mapping[Placement, None]]
+    wanted: Mapping[str, Mapping[Placement, None]]
+
+    def __getitem__(self, key: MoveKey) -> Move:
+        """The move of a value from one placement to another that it can be made and wanted in."""
+        name, src, dst = key
+        if src == dst or src not in self.sources[name] or dst not in self.wanted.get(name, ()):
+            raise KeyError(key)
+        return self._price(self.of[name], src, dst)
+
+    def __iter__(self) -> Iterator[MoveKey]:
+        """By value."""
+        for name, sources in self.sources.items():
+            yield from ((name, src, dst) for dst in self.wanted.get(name, ()) for src in sources if src != dst)
+
+    def __len__(self) -> int:
+        """How many can occur."""
+        return sum(1 for _ in self)
+
+    def grid(self, name: str, sources: tuple[Placement, ...], wanted: tuple[Placement, ...]) -> MoveGrid:
+        """The moves of a value between all of these."""
+        value = self.of[name]
+        grids = self._memo(value).grids
+        if (sources, wanted) not in grids:
+            grids[sources, wanted] = self._grid(value, sources, wanted)
+        return grids[sources, wanted]
+
+    def _grid(self, value: ValueProblem, sources: tuple[Placement, ...], wanted: tuple[Placement, ...]) -> MoveGrid:
+        shape = len(sources), len(wanted)
+        total_us, copies, differ = np.zeros(shape), np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
+        for i, src in enumerate(sources):
+            for j, dst in enumerate(wanted):
+                if src != dst:
+                    move = self._price(value, src, dst)
+                    total_us[i, j], copies[i, j], differ[i, j] = move.total_us, move.copies, True
+        return MoveGrid(total_us=total_us, copies=copies, differ=differ)
+
+    def _memo(self, value: ValueProblem) -> MoveMemo:
+        return self.axis.moves.setdefault((value.meta, value.needs_grad), MoveMemo())
+
+    def _price(self, value: ValueProblem, src: Placement, dst: Placement) -> Move:
+        known = self._memo(value).moves
+        if (src, dst) not in known:
+            known[src, dst] = price_move(value.meta, value.needs_grad, src, dst, self.axis)
+        return known[src, dst]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Everything the ILP of one class needs; no solver object inside."""
+
+    degree: int
+    nodes: tuple[NodeProblem, ...]
+    values: tuple[ValueProblem, ...]
+    outputs: tuple[tuple[str, Placement | None], ...]
+    """Value and how it must leave; None leaves it as it was made."""
+    moves: Moves
+    """Every change between two different placements that can occur."""
+
+    def __post_init__(self) -> None:
+        """A node without a candidate is a mistake of the caller, never an infinite price."""
+        for node in self.nodes:
+            assert node.candidates, f"{node.name} has no candidate"
 
 
 def local_bytes(meta: TensorMeta, placement: Placement, degree: int) -> int:
@@ -226,28 +302,13 @@ def make_problem(
     axis: Axis,
 ) -> Problem:
     """Complete a problem with the price of every move that can occur."""
-    sources = sources_of(nodes, values)
     wanted: dict[str, dict[Placement, None]] = {}
     for name, dst in (*wants_of(nodes), *((name, dst) for name, dst in outputs if dst is not None)):
         wanted.setdefault(name, {})[dst] = None
-    moves = {
-        (value.name, src, dst): move
-        for value in values
-        for src, dst, move in _moves(value, sources[value.name], wanted.get(value.name, ()), axis)
-    }
+    moves = Moves(
+        axis=axis, of={value.name: value for value in values}, sources=sources_of(nodes, values), wanted=wanted
+    )
     return Problem(degree=axis.degree, nodes=nodes, values=values, outputs=outputs, moves=moves)
-
-
-def _moves(
-    value: ValueProblem, sources: Iterable[Placement], wanted: Iterable[Placement], axis: Axis
-) -> Iterator[tuple[Placement, Placement, Move]]:
-    known = axis.moves.setdefault((value.meta, value.needs_grad), {})
-    for dst in wanted:
-        for src in sources:
-            if src != dst:
-                if (src, dst) not in known:
-                    known[src, dst] = price_move(value.meta, value.needs_grad, src, dst, axis)
-                yield src, dst, known[src, dst]
 
 
 def param_sources(wanted: Iterable[Placement], trainable: bool) -> tuple[Placement, ...]:

@@ -13,7 +13,7 @@ from autoplan.solver.mesh import Point, groups_of
 from autoplan.solver.points import Family, Space, families, holdings, point_of, schedules
 from autoplan.solver.pricing import setting_at
 from autoplan.solver.request import Request
-from autoplan.solver.step import Step, nearest_step, price_runs
+from autoplan.solver.step import Step, nearest_step, price_runs, run_params
 from autoplan.solver.tables import TableKey, Tables
 
 _NODE = 8
@@ -107,7 +107,7 @@ def _nearest(tables: Tables, space: Space, request: Request, point: Point) -> St
     table = tables.table(key)
     setting = setting_at(tables, space.facts, point, table)
     cuts = request.cuts if request.cuts is not None and len(request.cuts) == point.num_stages - 1 else None
-    return nearest_step(setting, price_runs(setting, table), cuts)
+    return nearest_step(setting, price_runs(setting, table, run_params(setting.sg, point.num_stages)), cuts)
 
 
 def fits(tables: Tables, space: Space, request: Request) -> bool:

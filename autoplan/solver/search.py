@@ -13,7 +13,7 @@ from autoplan.errors import InputError
 from autoplan.sharding import Shard
 from autoplan.solver.mesh import Point
 from autoplan.solver.milp import SolveState
-from autoplan.solver.opening import open_boundary, open_families, open_family, open_schedule, priced_at, probe_of
+from autoplan.solver.opening import is_next, open_boundary, open_families, open_family, open_schedule, priced_at, probe_of
 from autoplan.solver.points import Space
 from autoplan.solver.request import Request
 from autoplan.solver.state import INFINITE, NO_CUT, Loss, Node, Progress, Search, close, leaves, points_under
@@ -97,7 +97,7 @@ def _say(state: Search, now: float) -> None:
 
 def _open(state: Search, node: Node, bound: float) -> None:
     if node.point is not None:
-        if node not in state.probed:
+        if node not in state.probed and is_next(state, node, bound):
             _solve(state, node, node.point)
     elif node.way is not None:
         open_schedule(state, node, bound)
@@ -132,7 +132,6 @@ def _solve(state: Search, node: Node, point: Point, *, thorough: bool = False) -
     if cuts is not None and len(cuts) != point.num_stages - 1:
         state.refuse(point, f"{len(cuts)} pinned cuts make {len(cuts) + 1} stages")
         return
-    state.num_solved += 1
     setting, priced = priced_at(state, node)
     found = solve_step(
         setting,
@@ -145,24 +144,25 @@ def _solve(state: Search, node: Node, point: Point, *, thorough: bool = False) -
     )
     if found.step is not None:
         state.nodes[id(found.step)] = node
-    _take(state, point, found)
+    filed = _file(state, point, found)
+    state.num_solved += filed and not thorough
 
 
-def _take(state: Search, point: Point, found: Solved) -> None:
-    """File what became of a point."""
+def _file(state: Search, point: Point, found: Solved) -> bool:
+    """File what became of a point; False where it is refused."""
     step = found.step
     if step is None:
         state.bound_us = min(state.bound_us, found.bound_us)
-        if found.state is SolveState.BEATEN:
-            state.note(Loss(point=point, step_us=found.bound_us, is_bound=True))
-        else:
+        if found.state is not SolveState.BEATEN:
             state.refuse(point, _why(found.state))
-        return
+            return False
+        state.note(Loss(point=point, step_us=found.bound_us, is_bound=True))
+        return True
     if not splits_work(step) and not state.request.pins_tensor:
         state.refuse(point, "at this size the tensor axis would split nothing")
         if state.idle is None or step.total_us < state.idle.total_us:
             state.idle = step
-        return
+        return False
     state.bound_us = min(state.bound_us, found.bound_us)
     state.note(Loss(point=point, step_us=step.total_us, step=step))
     state.solved.append(step)
@@ -170,6 +170,7 @@ def _take(state: Search, point: Point, found: Solved) -> None:
     state.kept = sorted([*state.kept, step], key=lambda s: s.total_us)[: state.request.top]
     if state.best is not before:
         state.progress(f"{point}: {step.total_us / 1e3:.2f} ms per step")
+    return True
 
 
 def _why(state: SolveState) -> str:

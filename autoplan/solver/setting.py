@@ -42,10 +42,17 @@ class Setting:
 
     def send_us(self, position: int) -> float:
         """Time to send what crosses at a position of the chain."""
-        return sum(
-            self.collective_us(CollectiveKind.SEND, num_bytes, self.groups.neighbours)
-            for num_bytes in self.cut_bytes[position]
-        )
+        return self._sent_us(self.cut_bytes[position])
+
+    def _sent_us(self, crossing: tuple[int, ...]) -> float:
+        """Time to send values of so many bytes, one after the other."""
+        return sum(self.collective_us(CollectiveKind.SEND, size, self.groups.neighbours) for size in crossing)
+
+    @property
+    def slowest_send_us(self) -> float:
+        """The longest ``send_us`` between two segments."""
+        inside = set(self.cut_bytes[1 : len(self.sg.segments)])
+        return max(map(self._sent_us, inside), default=0.0)
 
     def sum_bytes(self, param_bytes: int) -> int:
         """Bytes of gradients of parameters of that size, as they are summed."""

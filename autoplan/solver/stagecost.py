@@ -71,36 +71,73 @@ class SegmentCost:
         return self.tensor_end_us + self.data_end_us + self.optimizer_us
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamCost:
+    """What the parameters of a segment cost by one layout: the same for every way to recompute."""
+
+    params: ParamBytes
+    gathered_bytes: int
+    data: tuple[Issued, ...]
+    forward_us: float
+    """Collectives over the data ranks in one forward pass, before anything hides them."""
+    backward_us: float
+    last_us: float
+    """With the last backward pass of a step."""
+    end_us: float
+    tensor_sum_bytes: int
+    tensor_end_us: float
+    optimizer_us: float
+
+
+def param_cost(setting: Setting, option: Option, owned: Iterable[str], shared: Iterable[str] = ()) -> ParamCost:
+    """Price the parameters of a segment; ``owned`` and ``shared`` as in ``segment_cost``."""
+    names = tuple(owned)
+    issued, params, alone = _held_by_data_ranks(setting, option, names, frozenset(shared))
+    summed = sum(_tensor_sum_bytes(setting, option, name) for name in names)
+    return ParamCost(
+        params=params,
+        gathered_bytes=alone.gathered,
+        data=issued,
+        forward_us=time_us(setting, issued, "forward"),
+        backward_us=time_us(setting, issued, "backward"),
+        last_us=time_us(setting, issued, "last backward"),
+        end_us=time_us(setting, issued, "end"),
+        tensor_sum_bytes=summed,
+        tensor_end_us=setting.collective_us(CollectiveKind.ALL_REDUCE, summed, setting.groups.tensor),
+        optimizer_us=optimizer_us(setting, params),
+    )
+
+
 def segment_cost(setting: Setting, option: Option, owned: Iterable[str], shared: Iterable[str] = ()) -> SegmentCost:
     """Price a segment.
 
     ``owned`` are those of its parameters, named as in the first segment of its class, that no earlier segment of the
     stage reads; ``shared`` are those of them that a later one reads, so that the stage gathers them.
     """
-    names, held = tuple(owned), frozenset(shared)
+    return with_params(setting, option, param_cost(setting, option, owned, shared))
+
+
+def with_params(setting: Setting, option: Option, held: ParamCost) -> SegmentCost:
+    """Price a segment whose parameters are priced."""
     cost = option.cost
-    issued, params, alone = _held_by_data_ranks(setting, option, names, held)
-    summed = sum(_tensor_sum_bytes(setting, option, name) for name in names)
     dispatch = _dispatch(setting, option)
-    forward_sent, backward_sent = time_us(setting, dispatch, "forward"), time_us(setting, dispatch, "backward")
-    last = max(0.0, time_us(setting, issued, "last backward") - cost.backward_us)
     return SegmentCost(
         forward_us=cost.forward_us,
         backward_us=cost.backward_us,
         weight_us=cost.weight_us,
-        forward_comm_us=cost.forward_comm_us + forward_sent,
-        backward_comm_us=cost.backward_comm_us + backward_sent,
-        forward_data_us=max(0.0, time_us(setting, issued, "forward") - cost.forward_us),
-        backward_data_us=max(0.0, time_us(setting, issued, "backward") - cost.backward_us),
-        tensor_end_us=setting.collective_us(CollectiveKind.ALL_REDUCE, summed, setting.groups.tensor),
-        data_end_us=time_us(setting, issued, "end") + last,
-        optimizer_us=optimizer_us(setting, params),
-        tensor_sum_bytes=summed,
+        forward_comm_us=cost.forward_comm_us + time_us(setting, dispatch, "forward"),
+        backward_comm_us=cost.backward_comm_us + time_us(setting, dispatch, "backward"),
+        forward_data_us=max(0.0, held.forward_us - cost.forward_us),
+        backward_data_us=max(0.0, held.backward_us - cost.backward_us),
+        tensor_end_us=held.tensor_end_us,
+        data_end_us=held.end_us + max(0.0, held.last_us - cost.backward_us),
+        optimizer_us=held.optimizer_us,
+        tensor_sum_bytes=held.tensor_sum_bytes,
         dispatch=dispatch,
-        data=issued,
+        data=held.data,
         memory=SegmentMemory(
-            params=params,
-            gathered_bytes=alone.gathered,
+            params=held.params,
+            gathered_bytes=held.gathered_bytes,
             activation_bytes=cost.activation_bytes,
             transient_bytes=cost.transient_bytes,
             buffer_bytes=max(option.buffer_bytes, option.dispatch_bytes if setting.point.expert > 1 else 0),

@@ -11,7 +11,7 @@ from autoplan.solver.bounds import Way
 from autoplan.solver.mesh import Point
 from autoplan.solver.points import Family, Holding, Space, holdings, point_of, schedules
 from autoplan.solver.request import Request
-from autoplan.solver.step import PricedRuns, Step
+from autoplan.solver.step import PricedRuns, RunParams, Step
 from autoplan.solver.tables import TableKey, Tables
 
 Progress = Callable[[str], None]
@@ -39,6 +39,11 @@ class Node:
     way: Way | None = None
     """Schedule and chunks."""
     holding: Holding | None = None
+
+    def holds(self, other: "Node") -> bool:
+        """Whether the other is this part of the space, or a part of it."""
+        mine, its = (self.key, self.way, self.holding), (other.key, other.way, other.holding)
+        return self.family == other.family and all(a in (None, b) for a, b in zip(mine, its, strict=True))
 
     @property
     def point(self) -> Point | None:
@@ -80,13 +85,15 @@ class Search:
     num_bounded: int = 0
     known: dict[TableKey, tuple[float, ...]] = field(default_factory=dict)
     """Each class at its fastest, of the tables made so far."""
-    bounds: dict[tuple[object, ...], tuple[tuple[Way, float], ...]] = field(default_factory=dict)
-    """Bounds of the schedules of families, equal for many orders of their axes."""
+    bounds: dict[tuple[object, ...], float] = field(default_factory=dict)
+    """Bounds of schedules by the tables of their families, equal for many orders of the axes."""
     least: dict[tuple[object, ...], float] = field(default_factory=dict)
     """Bounds of families before their tables are made, likewise."""
     flying: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     """By stages and microbatches: what every rank has in flight at least."""
     priced: dict[tuple[Family, TableKey, Holding], PricedRuns] = field(default_factory=dict)
+    run_params: dict[int, RunParams] = field(default_factory=dict)
+    """By stages: one, or two for more."""
     crossing: dict[int, int] = field(default_factory=dict)
     """Bytes that cross between stages on one device, by microbatch."""
     sizes: set[int] = field(default_factory=set)
@@ -164,7 +171,7 @@ def close(state: Search) -> None:
         state.bound_us = min(state.bound_us, state.idle.total_us)
     for bound, _, node in sorted(state.open, key=lambda entry: entry[:2]):
         state.bound_us = min(state.bound_us, bound)
-        state.num_bounded += leaves(state, node)
+        state.num_bounded += leaves(state, node) - sum(node.holds(probed) for probed in state.probed)
         point = next(points_under(state, node), None)
         if point is not None:
             state.note(Loss(point=point, step_us=bound, is_bound=True))

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from operator import le
 
+from autoplan.ir import SegmentedGraph
 from autoplan.plan.memory import ParamBytes, rank_memory, running_causes, state_causes
 from autoplan.plan.plan import Amounts
 from autoplan.plan.schedule import Bubble, Hidden, bubble_terms
@@ -15,17 +17,19 @@ from autoplan.solver.mesh import Point
 from autoplan.solver.milp import SolveState
 from autoplan.solver.setting import Setting
 from autoplan.solver.stagecost import (
+    ParamCost,
     SegmentCost,
     StageCost,
     in_class,
     optimizer_us,
+    param_cost,
     param_of,
-    segment_cost,
     stage_cost,
     tied_us,
+    with_params,
 )
 from autoplan.solver.stages import least_overflow, solve_stages
-from autoplan.solver.tables import Option, Table, shared_params
+from autoplan.solver.tables import Option, Table
 from autoplan.solver.tied import Ownership, held_bytes, ownership, settled_params, with_held, with_tied
 
 ROUNDING_BYTES = 4096
@@ -78,9 +82,9 @@ class Solved:
     bound_us: float
 
 
-def runs_of(setting: Setting) -> tuple[Run, ...]:
+def runs_of(sg: SegmentedGraph) -> tuple[Run, ...]:
     """The chain as runs."""
-    lengths = [(kind, len(list(group))) for kind, group in groupby(s.kind for s in setting.sg.segments)]
+    lengths = [(kind, len(list(group))) for kind, group in groupby(s.kind for s in sg.segments)]
     starts = accumulate((length for _, length in lengths), initial=0)
     return tuple(
         Run(kind=kind, start=start, length=length) for (kind, length), start in zip(lengths, starts, strict=False)
@@ -95,29 +99,53 @@ Rows = tuple[tuple[Priced, ...], ...]
 class PricedRuns:
     """Runs with their options and prices: the same for every schedule at one way to hold parameters."""
 
-    runs: tuple[Run, ...]
     rows: Rows
     shared: tuple[SharedParam, ...]
     readers: tuple[tuple[int, ...], ...]
+    """Per shared parameter: the runs that read it."""
+    lengths: tuple[int, ...]
+    """Segments of each run."""
 
 
-def price_runs(setting: Setting, table: Table) -> PricedRuns:
-    """Price every option of every run."""
-    sg, stages = setting.sg, setting.point.num_stages
-    runs, settled = runs_of(setting), settled_params(sg, stages)
-    owned = [ownership(sg, run.start, run.length, settled, stages) for run in runs]
-    rows = [_distinct(setting, table.options[run.kind], mine) for run, mine in zip(runs, owned, strict=True)]
-    first = next((r for r, mine in enumerate(owned) if mine.held), None)
-    if first is not None:
-        held = held_bytes(setting, table, settled)
-        rows[first] = tuple((option, with_held(cost, setting, held)) for option, cost in rows[first])
-    names = tuple(name for name in shared_params(sg) if name not in settled)
-    readers = tuple(tuple(r for r, run in enumerate(runs) if _reads(setting, run, name)) for name in names)
-    return PricedRuns(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParams:
+    """The runs of a chain with the parameters each is priced with: the same for every price."""
+
+    runs: tuple[Run, ...]
+    owned: tuple[Ownership, ...]
+    """By run."""
+    settled: tuple[str, ...]
+    """Shared parameters that are priced with their segments."""
+    names: tuple[str, ...]
+    """Those that are left to the chain."""
+    readers: tuple[tuple[int, ...], ...]
+
+
+def run_params(sg: SegmentedGraph, num_stages: int) -> RunParams:
+    """Who is priced with what; more than one stage are all alike."""
+    runs, settled = runs_of(sg), settled_params(sg, num_stages)
+    names = tuple(name for name in sg.shared_params if name not in settled)
+    return RunParams(
         runs=runs,
-        rows=tuple(rows),
-        shared=tuple(_shared(setting, runs, tuple(rows), name, at) for name, at in zip(names, readers, strict=True)),
-        readers=readers,
+        owned=tuple(ownership(sg, run.start, run.length, settled, num_stages) for run in runs),
+        settled=settled,
+        names=names,
+        readers=tuple(tuple(r for r, run in enumerate(runs) if _reads(sg, run, name)) for name in names),
+    )
+
+
+def price_runs(setting: Setting, table: Table, held: RunParams) -> PricedRuns:
+    """Price every option of every run."""
+    rows = [_distinct(setting, table.options[r.kind], mine) for r, mine in zip(held.runs, held.owned, strict=True)]
+    first = next((r for r, mine in enumerate(held.owned) if mine.held), None)
+    if first is not None:
+        size = held_bytes(setting, table, held.settled)
+        rows[first] = tuple((option, with_held(cost, setting, size)) for option, cost in rows[first])
+    shared = tuple(
+        _shared(setting, held.runs, tuple(rows), name, at) for name, at in zip(held.names, held.readers, strict=True)
+    )
+    return PricedRuns(
+        rows=tuple(rows), shared=shared, readers=held.readers, lengths=tuple(run.length for run in held.runs)
     )
 
 
@@ -200,17 +228,22 @@ def scaled_rows(point: Point) -> tuple[Hidden, ...]:
 
 def _distinct(setting: Setting, options: tuple[Option, ...], mine: Ownership) -> tuple[Priced, ...]:
     """Options of a run with their prices, those left out that another one beats or equals in everything."""
-    kept: list[Priced] = []
+    held: dict[int, ParamCost] = {}
+    kept: list[tuple[Priced, tuple[float, ...]]] = []
     for option in options:
-        priced = option_cost(setting, option, mine)
-        if not any(_beats(other, priced) for _, other in kept):
-            kept = [(o, other) for o, other in kept if not _beats(priced, other)]
-            kept.append((option, priced))
-    return tuple(kept)
+        layout = id(option.resolved)
+        if layout not in held:
+            held[layout] = param_cost(setting, option, mine.owned, mine.held)
+        priced = option_cost(setting, option, mine, held[layout])
+        figures = _figures(priced)
+        if not any(_beats(other, figures) for _, other in kept):
+            kept = [one for one in kept if not _beats(figures, one[1])]
+            kept.append(((option, priced), figures))
+    return tuple(one for one, _ in kept)
 
 
-def _beats(left: OptionCost, right: OptionCost) -> bool:
-    return all(mine <= other for mine, other in zip(_figures(left), _figures(right), strict=True))
+def _beats(left: tuple[float, ...], right: tuple[float, ...]) -> bool:
+    return all(map(le, left, right))
 
 
 def _figures(cost: OptionCost) -> tuple[float, ...]:
@@ -222,10 +255,10 @@ def _figures(cost: OptionCost) -> tuple[float, ...]:
     )  # fmt: skip
 
 
-def option_cost(setting: Setting, option: Option, mine: Ownership) -> OptionCost:
+def option_cost(setting: Setting, option: Option, mine: Ownership, held: ParamCost) -> OptionCost:
     """Price of a segment for the chain; parameters that it shares and that are not settled are the stage's."""
     data = setting.data_axis
-    alone = segment_cost(setting, option, mine.owned, mine.held)
+    alone = with_params(setting, option, held)
     cost = OptionCost(
         time_us=alone.time_us,
         forward_us=alone.forward_us + alone.forward_comm_us + alone.forward_data_us,
@@ -242,9 +275,9 @@ def chain_of(setting: Setting, priced: PricedRuns, cuts: tuple[int, ...] | None)
     """The problem of level 2 at a point."""
     point = setting.point
     last = point.num_stages - 1
-    send = max((setting.send_us(position) for position in range(1, len(setting.sg.segments))), default=0.0)
+    send = setting.slowest_send_us
     return ChainProblem(
-        lengths=tuple(run.length for run in priced.runs),
+        lengths=priced.lengths,
         options=tuple(tuple(price for _, price in row) for row in priced.rows),
         stages=tuple(
             StageLimits(
@@ -267,8 +300,8 @@ def chain_of(setting: Setting, priced: PricedRuns, cuts: tuple[int, ...] | None)
     )
 
 
-def _reads(setting: Setting, run: Run, name: str) -> bool:
-    return any(name in s.params for s in setting.sg.segments[run.start : run.start + run.length])
+def _reads(sg: SegmentedGraph, run: Run, name: str) -> bool:
+    return any(name in s.params for s in sg.segments[run.start : run.start + run.length])
 
 
 def _shared(setting: Setting, runs: tuple[Run, ...], rows: Rows, name: str, readers: tuple[int, ...]) -> SharedParam:

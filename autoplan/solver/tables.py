@@ -5,7 +5,6 @@ variant x a way to recompute is an *option*. Level 2 chooses an option per segme
 settled first (``context.py``), and the tensor axis is solved on what is left of each shape.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import gcd
@@ -25,7 +24,7 @@ from autoplan.solver.context import Context, context_model, make_context
 from autoplan.solver.context_cost import context_bytes, context_collectives
 from autoplan.solver.experts import dispatch_bytes, expert_nodes, expert_params
 from autoplan.solver.milp import SolveState
-from autoplan.solver.options import count_collectives, largest_buffer_bytes, layout_cost
+from autoplan.solver.options import count_collectives, largest_buffer_bytes, layout_costs
 from autoplan.solver.problem import Axis, Prices, Problem
 
 Fixed = dict[str, Placement]
@@ -164,9 +163,9 @@ class Tables:
         self, kind: int, variants: tuple[Resolved, ...], model: Model, context: Context | None, key: TableKey
     ) -> tuple[Option, ...]:
         return tuple(
-            self.option(kind, variant, recompute, model, context, key, index)
+            option
             for index, variant in enumerate(variants)
-            for recompute in self.recompute
+            for option in self._recomputed(kind, variant, self.recompute, model, context, key, index)
         )
 
     def option(
@@ -174,22 +173,33 @@ class Tables:
         key: TableKey, index: int,
     ) -> Option:  # fmt: skip
         """A variant with a way to recompute, priced on all axes of the model."""
+        return self._recomputed(kind, variant, (recompute,), model, context, key, index)[0]
+
+    def _recomputed(
+        self, kind: int, variant: Resolved, ways: tuple[Recompute, ...], model: Model, context: Context | None,
+        key: TableKey, index: int,
+    ) -> tuple[Option, ...]:  # fmt: skip
         nodes = expert_nodes(model.nodes[name] for name in self.sg.representative(kind).nodes)
-        cost = layout_cost(variant, recompute)
+        costs = layout_costs(variant, ways)
         buffers = largest_buffer_bytes(variant)
         if context is not None:
-            cost, largest = _with_context(cost, variant, recompute, context, kind, key, self.cost)
+            costs, largest = _with_context(costs, variant, ways, context, kind, key, self.cost)
             buffers = max(buffers, largest)
         chosen = {node.name: candidate.strategy for node, candidate in variant.nodes}
-        return Option(
-            name=f"{self.sg.kind_names[kind]}.{_letters(index)}.{recompute}",
-            kind=kind,
-            recompute=recompute,
-            resolved=variant,
-            cost=cost,
-            buffer_bytes=buffers,
-            experts=frozenset(name for node in nodes for name in expert_params(node)),
-            dispatch_bytes=sum(_dispatch(model, node, chosen[node.name], key.tp) for node in nodes),
+        experts = frozenset(name for node in nodes for name in expert_params(node))
+        dispatched = sum(_dispatch(model, node, chosen[node.name], key.tp) for node in nodes)
+        return tuple(
+            Option(
+                name=f"{self.sg.kind_names[kind]}.{_letters(index)}.{recompute}",
+                kind=kind,
+                recompute=recompute,
+                resolved=variant,
+                cost=cost,
+                buffer_bytes=buffers,
+                experts=experts,
+                dispatch_bytes=dispatched,
+            )
+            for recompute, cost in zip(ways, costs, strict=True)
         )
 
 
@@ -209,23 +219,27 @@ def _dispatch(model: Model, node: OpNode, strategy: Strategy, tp: int) -> int:
 
 
 def _with_context(
-    cost: LayoutCost, variant: Resolved, recompute: Recompute, context: Context, kind: int, key: TableKey,
-    model: CostModel,
-) -> tuple[LayoutCost, int]:  # fmt: skip
-    """The cost with what the context axis adds, and the largest of its collectives."""
+    costs: tuple[LayoutCost, ...], variant: Resolved, ways: tuple[Recompute, ...], context: Context, kind: int,
+    key: TableKey, model: CostModel,
+) -> tuple[tuple[LayoutCost, ...], int]:  # fmt: skip
+    """The costs with what the context axis adds, and the largest of its collectives."""
     forward, backward = context_collectives(context, kind, variant.sources, key.tp)
-    extra = context_bytes(context, kind, variant.sources, key.tp, recompute)
-    again = forward if recompute == "full" else []
-    backward_us = sum(map(model.collective_us, [*backward, *again]))
-    found = replace(
-        cost,
-        forward_comm_us=cost.forward_comm_us + sum(map(model.collective_us, forward)),
-        backward_comm_us=cost.backward_comm_us + backward_us,
-        activation_bytes=cost.activation_bytes + extra.kept,
-        transient_bytes=cost.transient_bytes + extra.transient,
-        collectives=cost.collectives + count_collectives("cp", [*forward, *backward, *again]),
-    )
-    return found, max((each.num_bytes for each in (*forward, *backward)), default=0)
+    extra = context_bytes(context, kind, variant.sources, key.tp, ways)
+    forward_us, backward_us = (sum(map(model.collective_us, issued)) for issued in (forward, backward))
+    found = []
+    for cost, recompute, memory in zip(costs, ways, extra, strict=True):
+        again = forward if recompute == "full" else []
+        found.append(
+            replace(
+                cost,
+                forward_comm_us=cost.forward_comm_us + forward_us,
+                backward_comm_us=cost.backward_comm_us + sum(map(model.collective_us, again), backward_us),
+                activation_bytes=cost.activation_bytes + memory.kept,
+                transient_bytes=cost.transient_bytes + memory.transient,
+                collectives=cost.collectives + count_collectives("cp", [*forward, *backward, *again]),
+            )
+        )
+    return tuple(found), max((each.num_bytes for each in (*forward, *backward)), default=0)
 
 
 def sweep(cluster: Cluster, cost: CostModel, tp: int) -> tuple[Prices, ...]:
@@ -268,16 +282,10 @@ def shared_slots(sg: SegmentedGraph) -> tuple[tuple[Slot, ...], ...]:
         for position, name in enumerate(segment.params):
             slots.setdefault(name, set()).add((segment.kind, first[segment.kind][position]))
     groups: list[set[Slot]] = []
-    for name in shared_params(sg):
+    for name in sg.shared_params:
         touching = [g for g in groups if g & slots[name]]
         groups = [g for g in groups if not g & slots[name]] + [slots[name].union(*touching)]
     return tuple(tuple(sorted(group)) for group in groups)
-
-
-def shared_params(sg: SegmentedGraph) -> tuple[str, ...]:
-    """Values of the parameters that more than one segment reads, in order of first use."""
-    reads = Counter(name for segment in sg.segments for name in segment.params)
-    return tuple(name for name, count in reads.items() if count > 1)
 
 
 def fix_shared(sg: SegmentedGraph, problems: tuple[Problem, ...], prices: Prices) -> tuple[Fixed, ...]:

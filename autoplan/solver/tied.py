@@ -15,7 +15,7 @@ from autoplan.solver.chain import OptionCost
 from autoplan.solver.dataranks import time_us
 from autoplan.solver.setting import Setting
 from autoplan.solver.stagecost import held_collectives, in_class, param_of, tied_us
-from autoplan.solver.tables import Option, Table, shared_params
+from autoplan.solver.tables import Option, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ def settled_params(sg: SegmentedGraph, num_stages: int) -> tuple[str, ...]:
     lengths = [len(list(run)) for _, run in groupby(segment.kind for segment in sg.segments)]
     alone = {index for index, length in _starts(lengths) if length == 1}
     found = []
-    for name in shared_params(sg):
+    for name in sg.shared_params:
         readers = [index for index, segment in enumerate(sg.segments) if name in segment.params]
         if alone.issuperset(readers) and (num_stages == 1 or readers == [0, last]):
             found.append(name)
@@ -50,7 +50,7 @@ def _starts(lengths: Sequence[int]) -> list[tuple[int, int]]:
 def ownership(sg: SegmentedGraph, index: int, length: int, settled: Sequence[str], num_stages: int) -> Ownership:
     """What a segment of the run of ``length`` that starts at ``index`` is priced with."""
     segments, first = sg.segments[index : index + length], sg.representative(sg.segments[index].kind).params
-    shared = set(shared_params(sg))
+    shared = set(sg.shared_params)
     alone = [name for place, name in enumerate(first) if not all(s.params[place] in shared for s in segments)]
     earlier = {name for segment in sg.segments[:index] for name in segment.params} if num_stages == 1 else set()
     names = [name for name in segments[0].params if name in settled and name not in earlier]

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import autoplan
 from autoplan.choices import Choices
-from autoplan.cli.main import app
+from autoplan.cli.main import make_app
 from autoplan.cluster import Cluster
 from autoplan.errors import InfeasibleError, InputError
 from autoplan.plan.file import load_plan, plan_json
@@ -31,7 +31,7 @@ H100 = Cluster(num_nodes=1, devices_per_node=2, device="H100", memory_bytes=2**3
 
 
 def run(*args):
-    return CliRunner().invoke(app, list(args))
+    return CliRunner().invoke(make_app(), list(args))
 
 
 @pytest.fixture

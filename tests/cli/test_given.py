@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from autoplan.cli.main import app
+from autoplan.cli.main import make_app
 from autoplan.plan.file import load_plan
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "nanogpt.py")
 
 
 def run(*args: str):
-    return CliRunner().invoke(app, list(args))
+    return CliRunner().invoke(make_app(), list(args))
 
 
 @pytest.fixture(scope="module")

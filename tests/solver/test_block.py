@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import oracle
 import pytest
 from toy_cost import ToyCost
@@ -24,7 +25,7 @@ from autoplan.solver.choice import TIE_BREAK_US, activation_bytes, objective, re
 from autoplan.solver.eliminate import minimise
 from autoplan.solver.ilp import solve_ilp
 from autoplan.solver.milp import SolveState
-from autoplan.solver.narrow import narrow
+from autoplan.solver.narrow import bound, narrow
 from autoplan.solver.network import UNITS_PER_US, tables_at
 from autoplan.solver.problem import (
     Axis,
@@ -36,6 +37,7 @@ from autoplan.solver.problem import (
     param_sources,
     wants_of,
 )
+from autoplan.solver.shares import projected
 
 PLACEMENTS = (Shard(0), Shard(1), REPLICATE, REPLICATE_PARTIAL_GRAD, PARTIAL)
 PRICES = (
@@ -174,7 +176,7 @@ def test_narrowing_leaves_out_most_candidates():
     problems = [random_problem(1000 + seed, num_nodes=14, most_candidates=6, most_params=4) for seed in range(10)]
     before = after = 0
     for problem in problems:
-        narrowed = narrow(make_block(problem).network(Prices(), relaxed=True), Prices(), {}).problem
+        narrowed = narrow(bound(make_block(problem).network(Prices(), relaxed=True), Prices(), {})).problem
         before += sum(len(node.candidates) for node in problem.nodes)
         after += sum(len(node.candidates) for node in narrowed.nodes)
     assert after < 0.8 * before
@@ -187,6 +189,45 @@ def test_a_relaxed_network_is_a_lower_bound(seed):
     relaxed = make_block(problem).network(prices, relaxed=True)
     bound = minimise(relaxed.plan, tables_at(relaxed, prices, {})).cost / UNITS_PER_US
     assert bound <= solve_block(problem, prices).objective + 1e-4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_better_shares_bound_from_both_sides(seed):
+    problem = random_problem(1000 + seed, num_nodes=14, most_candidates=6, most_params=4)
+    prices = PRICES[seed % len(PRICES)]
+    relaxed = make_block(problem).network(prices, relaxed=True)
+    first = minimise(relaxed.plan, tables_at(relaxed, prices, {})).cost / UNITS_PER_US
+    found, best_us = bound(relaxed, prices, {}), solve_block(problem, prices).objective
+    assert first <= found.least_us <= best_us + 1e-4
+    resolved = resolve(problem, found.best)
+    assert found.most_us == objective(resolved, prices) + TIE_BREAK_US * len(resolved.moves)
+    assert found.most_us >= best_us - 1e-4
+    assert not found.is_proven or found.most_us == pytest.approx(best_us, abs=1e-4)
+
+
+def test_better_shares_close_most_of_the_gap():
+    first = last = proven = 0.0
+    for seed in range(20):
+        problem = random_problem(1000 + seed, num_nodes=14, most_candidates=6, most_params=4)
+        relaxed = make_block(problem).network(Prices(), relaxed=True)
+        found, best_us = bound(relaxed, Prices(), {}), solve_block(problem, Prices()).objective
+        first += best_us - minimise(relaxed.plan, tables_at(relaxed, Prices(), {})).cost / UNITS_PER_US
+        last += best_us - found.least_us
+        proven += found.is_proven
+    assert last < 0.3 * first
+    assert proven >= 3
+
+
+def test_projected_shares_are_the_nearest_that_add_up():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        wished = rng.normal(0.3, 0.5, size=(4, 3))
+        found = projected(wished)
+        assert found.min() >= 0
+        assert found.sum(axis=0) == pytest.approx(1.0)
+        others = rng.dirichlet(np.ones(4), size=(200, 3)).transpose(0, 2, 1)
+        assert ((others - wished) ** 2).sum(axis=(1, 2)).min() >= ((found - wished) ** 2).sum() - 1e-12
+    assert (projected(np.full((4, 2), 0.25)) == 0.25).all()
 
 
 @pytest.mark.parametrize("limits", [NARROWED, Limits(direct=0, most=0)])
@@ -213,11 +254,11 @@ def test_too_wide_a_problem_goes_to_the_ilp(seed, monkeypatch):
 def test_a_narrowed_problem_that_is_still_too_wide_goes_to_the_ilp(monkeypatch):
     problem, calls = random_problem(1012, num_nodes=14, most_candidates=6, most_params=4), []
     monkeypatch.setattr("autoplan.solver.block.solve_ilp", lambda *args: calls.append(args) or solve_ilp(*args))
-    found = solve(make_block(problem), Prices(), limits=Limits(direct=0, most=100))
+    found = solve(make_block(problem), PRICES[2], limits=Limits(direct=0, most=200))
     narrowed = calls[0][0]
     assert sum(len(n.candidates) for n in narrowed.nodes) < sum(len(n.candidates) for n in problem.nodes)
-    assert found.objective == pytest.approx(solve_block(problem, Prices()).objective, abs=1e-3)
-    assert objective(resolve(problem, found.choice), Prices()) == pytest.approx(found.objective, abs=2e-3)
+    assert found.objective == pytest.approx(solve_block(problem, PRICES[2]).objective, abs=1e-3)
+    assert objective(resolve(problem, found.choice), PRICES[2]) == pytest.approx(found.objective, abs=2e-3)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -231,12 +272,22 @@ def test_the_sweep_ends_with_what_saves_memory_cheaply(seed):
     assert activation_bytes(light) <= activation_bytes(dear)
 
 
+class Free:
+    """Everything costs nothing."""
+
+    def compute_us(self, work):
+        return 0.0
+
+    def collective_us(self, collective):
+        return 0.0
+
+
 def test_a_corrupted_cost_is_noticed():
     noticed = 0
     for seed in range(12):
         problem = random_problem(seed, num_nodes=4)
-        moves = {key: replace(move, forward_us=0.0, backward_us=0.0) for key, move in problem.moves.items()}
-        wrong = solve_block(replace(problem, moves=moves), Prices()).choice
+        free = make_problem(problem.nodes, problem.values, problem.outputs, replace(AXIS, cost=Free(), moves={}))
+        wrong = solve_block(free, Prices()).choice
         cost = oracle.cost_of(problem, wrong.candidates, dict(wrong.params), Prices())
         noticed += cost > oracle.best_block_cost(problem, Prices(), {}) + 2e-3
     assert noticed >= 3

@@ -39,12 +39,12 @@ def test_gathered_keys_and_values_have_the_sizes_by_hand(tp: int) -> None:
     assert {c.group for c in forward} == {apart}
     # kept whole instead of half; with selective recomputation the halves are kept as well
     copies, halves = 2 * KEYS // tp, KEYS // tp
-    found = [context_bytes(context, BLOCK, sources, tp, way) for way in ("none", "selective", "full")]
+    found = list(context_bytes(context, BLOCK, sources, tp, ("none", "selective", "full")))
     assert [item.kept for item in found] == [copies - halves, copies, 0]
     assert found[0].transient == found[1].transient == found[2].transient - (copies - halves)
     for kind in (0, 2):
         assert context_collectives(context, kind, {}, tp) == ([], [])
-        assert context_bytes(context, kind, {}, tp, "none") == ContextBytes(kept=0, transient=0)
+        assert context_bytes(context, kind, {}, tp, ("none",)) == (ContextBytes(kept=0, transient=0),)
 
 
 def test_exchanged_heads_have_the_sizes_by_hand() -> None:

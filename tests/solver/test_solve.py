@@ -17,7 +17,7 @@ from autoplan.solver.block import solve_block
 from autoplan.solver.problem import Prices
 from autoplan.solver.request import GAP, Request
 from autoplan.solver.solve import prepare, solve
-from autoplan.solver.tables import TableKey, shared_params, solve_variants, sweep
+from autoplan.solver.tables import TableKey, solve_variants, sweep
 from autoplan.trace.capture import trace_model
 from autoplan.trace.segments import segment_graph
 
@@ -129,7 +129,7 @@ def test_never_dearer_than_column_and_row_placements_by_hand():
 
 
 def test_a_tied_parameter_has_one_placement_and_is_summed_over_its_stages():
-    (tied,) = shared_params(gpt())
+    (tied,) = gpt().shared_params
     made = tables(cluster())
     for sequence in (False, True):
         placements = {
