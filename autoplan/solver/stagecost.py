@@ -81,6 +81,8 @@ class ParamCost:
     forward_us: float
     """Collectives over the data ranks in one forward pass, before anything hides them."""
     backward_us: float
+    accumulate_us: float
+    """Adding the gradients of a microbatch to those of the ones before."""
     last_us: float
     """With the last backward pass of a step."""
     end_us: float
@@ -100,6 +102,7 @@ def param_cost(setting: Setting, option: Option, owned: Iterable[str], shared: I
         data=issued,
         forward_us=time_us(setting, issued, "forward"),
         backward_us=time_us(setting, issued, "backward"),
+        accumulate_us=accumulate_us(setting, params),
         last_us=time_us(setting, issued, "last backward"),
         end_us=time_us(setting, issued, "end"),
         tensor_sum_bytes=summed,
@@ -123,8 +126,8 @@ def with_params(setting: Setting, option: Option, held: ParamCost) -> SegmentCos
     dispatch = _dispatch(setting, option)
     return SegmentCost(
         forward_us=cost.forward_us,
-        backward_us=cost.backward_us,
-        weight_us=cost.weight_us,
+        backward_us=cost.backward_us + held.accumulate_us,
+        weight_us=cost.weight_us + held.accumulate_us,
         forward_comm_us=cost.forward_comm_us + time_us(setting, dispatch, "forward"),
         backward_comm_us=cost.backward_comm_us + time_us(setting, dispatch, "backward"),
         forward_data_us=max(0.0, held.forward_us - cost.forward_us),
@@ -206,6 +209,17 @@ def _tensor_sum_bytes(setting: Setting, option: Option, name: str) -> int:
 def updated_bytes(setting: Setting, params: ParamBytes) -> int:
     """Bytes of the trainable parameters that one rank updates."""
     return params.trainable if setting.point.data == "replicate" else params.kept_trainable
+
+
+def accumulate_us(setting: Setting, params: ParamBytes) -> float:
+    """Per microbatch: read the new gradient and the sum so far, write the sum."""
+    if setting.point.num_microbatches == 1 or params.trainable == 0:
+        return 0.0
+    dtype = next(iter(setting.sg.graph.params)).meta.dtype
+    gradients = setting.data_axis.gradient_bytes(params.trainable)
+    flops = params.trainable // DTYPE_BYTES[dtype]
+    work = Work(kind="memory", flops=flops, num_bytes=params.trainable + 2 * gradients, dtype=dtype)
+    return setting.cost.compute_us(work)
 
 
 def optimizer_us(setting: Setting, params: ParamBytes) -> float:
