@@ -20,14 +20,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "models"))
 
-from rich import box  # noqa: E402 (the models are single files, not a package)
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-
 from accuracy.price import Priced, Pricer  # noqa: E402
 from accuracy.rows import Run, read_memory, read_throughput  # noqa: E402
 from accuracy.stats import Errors, Ranking, errors_of, ranking_of  # noqa: E402
 from record import record  # noqa: E402
+from rich import box  # noqa: E402 (the models are single files, not a package)
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
 
 EVERY_S = 5.0
 
@@ -176,7 +175,17 @@ def _print_rows(console: Console, priced: Sequence[Priced], most: int, unit: str
         return
     for source in dict.fromkeys(one.run.source for one in priced):
         table = Table(title=f"{source}, worst first", box=box.SIMPLE)
-        for name in ("row", "model", "devices", "plan", f"predicted {unit}", f"measured {unit}", "ratio", "util", "by cause"):
+        for name in (
+            "row",
+            "model",
+            "devices",
+            "plan",
+            f"predicted {unit}",
+            f"measured {unit}",
+            "ratio",
+            "util",
+            "by cause",
+        ):
             table.add_column(name)
         mine = sorted((one for one in priced if one.run.source == source), key=lambda one: -_off(pair(one)))  # type: ignore[operator]
         for one in mine[:most]:
@@ -195,12 +204,21 @@ def _off(pair: tuple[float, float]) -> float:
 def _causes(one: Priced, unit: str) -> str:
     assert one.step is not None
     amounts = one.step.amounts if unit == "s" else one.step.memory[0]
-    return " ".join(f"{cause[:9]} {100 * value / amounts.total:.0f}%" for cause, value in amounts.by_cause if value / amounts.total > 0.02)
+    return " ".join(
+        f"{cause[:9]} {100 * value / amounts.total:.0f}%"
+        for cause, value in amounts.by_cause
+        if value / amounts.total > 0.02
+    )
 
 
 def _row(one: Priced) -> dict[str, object]:
     step = one.step
-    found: dict[str, object] = {"row": one.run.row, "source": one.run.source, "plan": one.run.label, "reason": one.reason}
+    found: dict[str, object] = {
+        "row": one.run.row,
+        "source": one.run.source,
+        "plan": one.run.label,
+        "reason": one.reason,
+    }
     if step is not None:
         found |= {
             "predicted_s": one.step_s, "measured_s": one.run.step_s, "predicted_gib": one.peak_gib,

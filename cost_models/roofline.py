@@ -1,6 +1,6 @@
 """Time of one device's work, from its operations, its bytes and how fast the device is at that size.
 
-    max(launches * host_us, launches * launch_us + max(operations / (peak * efficiency), bytes / (bandwidth * efficiency)))
+    max(launches * host_us, launches * launch_us + max(operations / (peak * share), bytes / (bandwidth * share)))
 
 The roofline of Williams, Waterman and Patterson (2009), with peaks lowered by how well work of that size uses the
 device. The pieces of one ``Work`` are its launches, and each has its own share of the inefficiency. A device that is

@@ -37,8 +37,8 @@ _REPEATS = frozenset({"aten.expand.default", "aten.expand_as.default", "aten.bro
 _NORMS = frozenset({"aten.layer_norm.default", "aten.rms_norm.default", "aten.group_norm.default"})
 _LOSSES = frozenset({"aten.cross_entropy_loss.default"})
 _LOSS_PASSES = (4, 6)
-"""How often a loss goes over its logits: forward reads them for the largest, for the sum and to write log-probabilities;
-backward writes zeros, reads both twice and writes the gradient (log_softmax and nll_loss of PyTorch)."""
+"""How often a loss goes over its logits. Forward reads them for the largest, for the sum and for the log-probabilities
+that it writes; backward writes zeros, reads both twice and writes the gradient (log_softmax, nll_loss of PyTorch)."""
 ATTENTION_OPS = frozenset({"aten.scaled_dot_product_attention.default"})
 EMBEDDING_OPS = frozenset({"aten.embedding.default"})
 
@@ -132,12 +132,10 @@ def backward_work(node: OpNode, operands: Metas, results: Metas, needs: tuple[bo
 
 def _view_backward(node: OpNode, operands: Metas, results: Metas) -> Work | None:
     """Most views pass the gradient on as it is; some put it together."""
-    if node.op in _SPLITS or node.op in _CUTS:
-        num_bytes = _bytes(results) + operands[0].num_bytes
-    elif node.op in _REPEATS and results[0].num_elements > operands[0].num_elements:
-        num_bytes = _bytes(results) + operands[0].num_bytes
-    else:
+    repeats = node.op in _REPEATS and results[0].num_elements > operands[0].num_elements
+    if not (repeats or node.op in _SPLITS or node.op in _CUTS):
         return None
+    num_bytes = _bytes(results) + operands[0].num_bytes
     return Work(kind="memory", flops=0, num_bytes=num_bytes, dtype=operands[0].dtype)
 
 

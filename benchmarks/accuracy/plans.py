@@ -9,7 +9,7 @@ vp > 1                the interleaved schedule with that many chunks
 pp                    layers spread evenly, embedding with the first, head with the last; nanotron: by its own costs
 tp                    matrices split by columns and rows, embedding and head by vocabulary, norms whole
 sequence_parallel     what crosses between segments is split along the sequence
-fp16, bf16            16-bit parameters and gradients, float32 master copy and states; ``fp32 grad accum``: gradients too
+fp16, bf16            16-bit parameters and gradients, float32 master copy and states; ``fp32 grad``: gradients too
 ====================  ==============================================================================================
 """
 

@@ -12,9 +12,9 @@ from math import lcm
 import torch
 from families import Model, Shape
 
+from accuracy.models import shape_of
 from accuracy.places import cost_model_of
 from accuracy.plans import Pinned, plan_of, refusal, weight_pins
-from accuracy.models import shape_of
 from accuracy.rows import Run
 from autoplan.cost_models import ProfileCostModel
 from autoplan.errors import AutoplanError
