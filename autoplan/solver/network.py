@@ -14,21 +14,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from autoplan.sharding import Placement
 from autoplan.solver.choice import TIE_BREAK_US, Choice
 from autoplan.solver.eliminate import Costs, Elimination, Minimum, Scope, plan_elimination
-from autoplan.solver.problem import NodeProblem, Prices, Problem, ValueProblem, local_bytes
+from autoplan.solver.problem import MoveGrid, NodeProblem, Prices, Problem, ValueProblem, local_bytes
+from autoplan.solver.shape import (
+    HUB,
+    MOST_READERS,
+    Flags,
+    Places,
+    Reader,
+    SetsOf,
+    ValueShape,
+    Wanted,
+    hub_masks,
+    lacking,
+    make_shape,
+    masks_of,
+    members_of,
+    union_of,
+)
 from autoplan.solver.shares import Shared
 
 UNITS_PER_US = 1e6
 """Costs are counted in whole millionths of a microsecond."""
-_MOST_READERS = 2
-"""More readers than these meet in a hub."""
 
-Flags = npt.NDArray[np.bool_]
-Masks = npt.NDArray[np.int64]
 Table = tuple[Scope, Costs]
 
 
@@ -50,35 +61,13 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Masks:
-    """Per state of the variables in ``scope``, a set of placements."""
-
-    scope: Scope
-    masks: Masks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ValueFacts:
     """What the tables of one value are made from."""
 
     value: ValueProblem
-    producer: Scope
-    """Its variable; none when the value always arrives the same way."""
-    sources: tuple[Placement, ...]
-    of_state: tuple[int, ...]
-    """Per state of the producer, an index into ``sources``."""
-    bits: Mapping[Placement, int]
-    """Bit of each placement that is wanted."""
-    leaving: int
-    """Bits of the placements in which it leaves."""
-    readers: tuple[int, ...]
-    """Nodes that read it, each once."""
-    wants: tuple[Masks, ...]
-    """Per reader and candidate."""
-    move_us: Costs
-    """Per source and wanted placement, tie-break included."""
-    copies: Flags
-    """Whether the move makes a new tensor."""
+    shape: ValueShape
+    grid: MoveGrid
+    """From its sources to what is wanted."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +82,8 @@ class _Builder:
     shared: list[Shared] = field(default_factory=list)
     kept: dict[str, int] = field(default_factory=dict)
     """Result of a view to the variable that says whether its memory must stay."""
+    saved: tuple[frozenset[str], ...] = ()
+    """Per node, the values that some candidate keeps."""
 
     def variable(self, size: int) -> int:
         """A new variable."""
@@ -110,7 +101,7 @@ def build_network(problem: Problem, facts: Iterable[ValueFacts], *, relaxed: boo
     sizes = [*(len(n.candidates) for n in problem.nodes), *(len(v.sources) for v in params)]
     builder = _Builder(problem=problem, sizes=sizes, relaxed=relaxed)
     for fact in facts:
-        if fact.bits:
+        if fact.shape.bits:
             _add_moves(builder, fact)
     return _network(builder)
 
@@ -123,6 +114,7 @@ def with_memory(network: Network, facts: Iterable[ValueFacts]) -> Network:
         relaxed=network.relaxed,
         moves=list(network.moves),
         shared=list(network.shared),
+        saved=tuple(frozenset(name for c in n.candidates for name, _ in c.saved) for n in network.problem.nodes),
     )
     for fact in facts:
         _add_kept(builder, fact)
@@ -131,15 +123,18 @@ def with_memory(network: Network, facts: Iterable[ValueFacts]) -> Network:
 
 def _network(builder: _Builder) -> Network:
     params = _params(builder.problem)
-    scopes = [scope for scope, _ in (*builder.moves, *builder.kept_bytes)]
     choices = range(len(builder.problem.nodes) + len(params))
+    scopes = (*(scope for scope, _ in (*builder.moves, *builder.kept_bytes)), *((v,) for v in choices))
+    sizes, plans = tuple(builder.sizes), builder.problem.moves.axis.plans
+    if (sizes, scopes) not in plans:
+        plans[sizes, scopes] = plan_elimination(sizes, scopes)
     return Network(
         problem=builder.problem,
         params=tuple(v.name for v in params),
         moves=tuple(builder.moves),
         kept_bytes=tuple(builder.kept_bytes),
         relaxed=builder.relaxed,
-        plan=plan_elimination(builder.sizes, [*scopes, *((v,) for v in choices)]),
+        plan=plans[sizes, scopes],
         shared=tuple(builder.shared),
     )
 
@@ -186,10 +181,10 @@ def _params(problem: Problem) -> list[ValueProblem]:
 
 def value_facts(problem: Problem) -> tuple[ValueFacts, ...]:
     """Facts of every value, the last one made first: views come before what they are views of."""
-    readers: dict[str, list[int]] = {}
+    readers: dict[str, list[Reader]] = {}
     for number, node in enumerate(problem.nodes):
         for name in dict.fromkeys(node.operands):
-            readers.setdefault(name, []).append(number)
+            readers.setdefault(name, []).append((number, _wanted(node, name)))
     values = {v.name: v for v in problem.values}
     found = [
         _facts(problem, values[name], (number,), _outputs(node, position), readers.get(name, ()))
@@ -202,122 +197,92 @@ def value_facts(problem: Problem) -> tuple[ValueFacts, ...]:
     return (*found, *(_facts(problem, v, (), v.sources[:1], readers.get(v.name, ())) for v in arriving))
 
 
-def _outputs(node: NodeProblem, position: int) -> tuple[Placement, ...]:
-    return tuple(c.strategy.outputs[position] for c in node.candidates)
+def _outputs(node: NodeProblem, position: int) -> Places:
+    return tuple([c.strategy.outputs[position] for c in node.candidates])
+
+
+def _wanted(node: NodeProblem, name: str) -> tuple[Places, ...]:
+    """For each position at which a node reads a value, the placement that each candidate wants."""
+    positions = [i for i, operand in enumerate(node.operands) if operand == name]
+    return tuple([tuple([c.strategy.inputs[i] for c in node.candidates]) for i in positions])
 
 
 def _facts(
-    problem: Problem, value: ValueProblem, producer: Scope, made: tuple[Placement, ...], readers: Sequence[int]
+    problem: Problem, value: ValueProblem, producer: Scope, made: Places, readers: Sequence[Reader]
 ) -> ValueFacts:
     """``made`` is the placement of the value per state of its producer."""
-    name, sources = value.name, tuple(dict.fromkeys(made))
-    wanted = [_wanted(problem.nodes[number], name) for number in readers]
-    leaving = [dst for output, dst in problem.outputs if output == name and dst is not None]
-    places = dict.fromkeys(place for reader in wanted for candidate in reader for place in candidate)
-    bits = {place: 1 << i for i, place in enumerate(places | dict.fromkeys(leaving))}
-    grid = problem.moves.grid(name, sources, tuple(bits))
-    return ValueFacts(
-        value=value,
-        producer=producer,
-        sources=sources,
-        of_state=tuple(map(sources.index, made)),
-        bits=bits,
-        leaving=sum(bits[dst] for dst in leaving),
-        readers=tuple(readers),
-        wants=tuple(_masks(bits, reader) for reader in wanted),
-        move_us=grid.total_us + TIE_BREAK_US * grid.differ,
-        copies=grid.copies,
-    )
-
-
-def _wanted(node: NodeProblem, name: str) -> list[dict[Placement, None]]:
-    """Per candidate, the placements in which the node reads a value."""
-    positions = [i for i, operand in enumerate(node.operands) if operand == name]
-    return [dict.fromkeys(c.strategy.inputs[i] for i in positions) for c in node.candidates]
-
-
-def _masks(bits: Mapping[Placement, int], sets: Iterable[Iterable[Placement]]) -> Masks:
-    return np.array([sum(bits[place] for place in places) for places in sets], dtype=np.int64)
+    leaving = tuple(dst for output, dst in problem.outputs if output == value.name and dst is not None)
+    key, shapes = (producer, made, tuple(readers), leaving), problem.moves.axis.shapes
+    if key not in shapes:
+        shapes[key] = make_shape(len(shapes), producer, made, readers, leaving)
+    shape = shapes[key]
+    grid = problem.moves.grid(value.name, shape.sources, tuple(shape.bits))
+    return ValueFacts(value=value, shape=shape, grid=grid)
 
 
 def _add_moves(builder: _Builder, fact: ValueFacts) -> None:
     """Time of the moves of one value: each placement that somebody wants is paid once."""
-    moves = _units(fact.move_us)
-    leaving = _Masks(scope=(), masks=np.array(fact.leaving))
-    readers = [
-        _Masks(scope=(number,), masks=masks & ~fact.leaving)
-        for number, masks in zip(fact.readers, fact.wants, strict=True)
-    ]
-    some = [part for part in readers if part.masks.any()]
-    if builder.relaxed and len(some) > _MOST_READERS:
-        _share_moves(builder, fact, some, moves)
-        some = []
-    for part in (leaving, *(part for part, _ in _meet(builder, some))):
-        costs = _members(part.masks, len(fact.bits)) @ moves.T
-        _add(builder, builder.moves, (*part.scope, *fact.producer), costs[..., fact.of_state])
+    shape, parts = fact.shape, fact.shape.move_parts(builder.relaxed)
+    moves = _units(fact.grid.total_us + TIE_BREAK_US * fact.grid.differ)
+    hub = builder.variable(parts.hub_states) if parts.hub_states else HUB
+    for scope, costs in parts.lacks:
+        _add(builder, builder.moves, _with_hub(scope, hub), costs)
+    for part in parts.wanted:
+        costs = (part.members @ moves.T)[..., shape.of_state]
+        _add(builder, builder.moves, (*_with_hub(part.scope, hub), *shape.producer), costs)
+    if parts.shared:
+        _share_moves(builder, shape, parts.shared, moves)
 
 
-def _share_moves(builder: _Builder, fact: ValueFacts, readers: Sequence[_Masks], moves: Costs) -> None:
+def _with_hub(scope: Scope, hub: int) -> Scope:
+    return tuple(hub if v == HUB else v for v in scope)
+
+
+def _share_moves(builder: _Builder, shape: ValueShape, readers: Sequence[Wanted], moves: Costs) -> None:
     """Each reader pays an equal share for now."""
     shared = Shared(
         tables=tuple(range(len(builder.moves), len(builder.moves) + len(readers))),
         readers=tuple(part.scope[0] for part in readers),
-        wants=tuple(_members(part.masks, len(fact.bits)) for part in readers),
-        producer=fact.producer,
-        of_state=fact.of_state,
+        wants=tuple(part.members for part in readers),
+        producer=shape.producer,
+        of_state=shape.of_state,
         moves=moves,
     )
     builder.shared.append(shared)
     for part, costs in zip(readers, shared.costs(shared.equal()), strict=True):
-        builder.moves.append(_squeezed(builder, (*part.scope, *fact.producer), costs))
+        builder.moves.append(_squeezed(builder, (*part.scope, *shape.producer), costs))
 
 
-def _holds(builder: _Builder, number: int, fact: ValueFacts) -> _Masks:
+def _holds(builder: _Builder, number: int, fact: ValueFacts) -> SetsOf | None:
     """What a reader keeps for backward. A view whose result must stay keeps the operand that it is a view of."""
-    node, name = builder.node(number), fact.value.name
-    masks = _masks(fact.bits, ({place for saved, place in c.saved if saved == name} for c in node.candidates))
+    node, name, bits = builder.node(number), fact.value.name, fact.shape.bits
     kept = [builder.kept[result] for result in node.results if result in builder.kept]
-    if not kept or node.operands[0] != name:
-        return _Masks(scope=(number,), masks=masks)
-    base = _masks(fact.bits, ((c.strategy.inputs[0],) for c in node.candidates))
+    hands_on = kept and node.operands[0] == name
+    if not hands_on and name not in builder.saved[number]:
+        return None
+    masks = masks_of(bits, ([place for saved, place in c.saved if saved == name] for c in node.candidates))
+    if not hands_on:
+        return SetsOf(scope=(number,), masks=masks)
+    base = masks_of(bits, ((c.strategy.inputs[0],) for c in node.candidates))
     stays = functools.reduce(np.bitwise_or.outer, [np.array([0, -1])] * len(kept))
-    return _Masks(
+    return SetsOf(
         scope=(number, *kept),
         masks=np.bitwise_or.outer(masks, np.zeros_like(stays)) | np.bitwise_and.outer(base, stays),
     )
 
 
-def _meet(builder: _Builder, parts: Iterable[_Masks]) -> list[tuple[_Masks, float]]:
+def _meet(builder: _Builder, parts: Iterable[SetsOf | None]) -> list[tuple[SetsOf, float]]:
     """Sets whose costs add up to that of the union of several sets; with the share of its cost that each pays."""
-    some = [part for part in parts if part.masks.any()]
-    if len(some) <= _MOST_READERS:
-        return [(_union(some), 1.0)] if some else []
+    some = [part for part in parts if part is not None and part.masks.any()]
+    if len(some) <= MOST_READERS:
+        return [(union_of(some), 1.0)] if some else []
     if builder.relaxed:
         return [(part, 1.0 / len(some)) for part in some]
-    return [(_hub(builder, some), 1.0)]
-
-
-def _hub(builder: _Builder, parts: list[_Masks]) -> _Masks:
-    """A new variable: the union of several sets."""
-    states = [0]
-    for part in parts:
-        mine = dict.fromkeys(part.masks.ravel().tolist())
-        states = list(dict.fromkeys(old | new for old in states for new in mine))
-    hub = _Masks(scope=(builder.variable(len(states)),), masks=np.array(states))
-    for part in parts:
-        lacks = np.bitwise_and.outer(part.masks, ~hub.masks) != 0
-        _add(builder, builder.moves, (*part.scope, *hub.scope), np.where(lacks, np.inf, 0.0))
-    return hub
-
-
-def _union(parts: Sequence[_Masks]) -> _Masks:
-    masks = functools.reduce(np.bitwise_or.outer, (part.masks for part in parts), np.array(0))
-    return _Masks(scope=tuple(v for part in parts for v in part.scope), masks=masks)
-
-
-def _members(masks: Masks, count: int) -> Costs:
-    """Masks as vectors of 0 and 1, along a new last axis."""
-    return ((masks[..., None] >> np.arange(count)) & 1).astype(np.float64)
+    hub = SetsOf(scope=(len(builder.sizes),), masks=hub_masks(some))
+    builder.variable(len(hub.masks))
+    for scope, costs in lacking(some, hub.masks, hub.scope[0]):
+        _add(builder, builder.moves, scope, costs)
+    return [(hub, 1.0)]
 
 
 def _add_kept(builder: _Builder, fact: ValueFacts) -> None:
@@ -325,49 +290,47 @@ def _add_kept(builder: _Builder, fact: ValueFacts) -> None:
 
     What a view holds as it was made is handed on: its variable in ``kept`` says so to its operand.
     """
-    held = _meet(builder, [_holds(builder, number, fact) for number in fact.readers])
+    shape, grid = fact.shape, fact.grid
+    held = _meet(builder, [_holds(builder, number, fact) for number in shape.readers])
     saved = _saved_by_producer(builder, fact)
-    members = [_members(part.masks, len(fact.bits)) for part, _ in held]
-    stays = [(each @ ~fact.copies.T > 0)[..., fact.of_state] for each in members]
+    if not held and not saved.any():
+        return
+    members = [members_of(part.masks, len(shape.bits)) for part, _ in held]
+    stays = [(each @ ~grid.copies.T > 0)[..., shape.of_state] for each in members]
     own = _own_bytes(builder, fact)
     if _is_view(builder, fact) and (saved.any() or any(each.any() for each in stays)):
         builder.kept[fact.value.name] = builder.variable(2)
-    fresh = fact.copies * _bytes(builder, fact, fact.bits)
+    fresh = grid.copies * grid.wanted_bytes
     _add_held(builder, fact, (), saved, saved * own)
     for (part, share), each, stay in zip(held, members, stays, strict=True):
-        copied = (each @ fresh.T)[..., fact.of_state]
+        copied = (each @ fresh.T)[..., shape.of_state]
         _add_held(builder, fact, part.scope, stay, share * (copied + (stay & ~saved) * own))
 
 
 def _add_held(builder: _Builder, fact: ValueFacts, scope: Scope, stays: Flags, costs: Costs) -> None:
-    scope = (*scope, *fact.producer)
+    scope = (*scope, *fact.shape.producer)
     kept = builder.kept.get(fact.value.name)
     if kept is not None:
         scope, costs = (*scope, kept), np.stack([np.where(stays, np.inf, costs), costs], axis=-1)
     _add(builder, builder.kept_bytes, scope, costs)
 
 
-def _bytes(builder: _Builder, fact: ValueFacts, places: Iterable[Placement]) -> Costs:
-    degree = builder.problem.degree
-    return np.array([local_bytes(fact.value.meta, place, degree) for place in places], dtype=np.float64)
-
-
 def _own_bytes(builder: _Builder, fact: ValueFacts) -> Costs:
     """Per state of the producer, bytes of the value as it is made; 0 for what has no memory of its own."""
     if _is_view(builder, fact) or fact.value.origin not in ("node", "input"):
-        return np.zeros(len(fact.of_state))
-    return _bytes(builder, fact, fact.sources)[list(fact.of_state)]
+        return np.zeros(len(fact.shape.of_state))
+    return fact.grid.source_bytes[list(fact.shape.of_state)]
 
 
 def _is_view(builder: _Builder, fact: ValueFacts) -> bool:
-    return fact.value.origin == "node" and builder.node(fact.producer[0]).is_view
+    return fact.value.origin == "node" and builder.node(fact.shape.producer[0]).is_view
 
 
 def _saved_by_producer(builder: _Builder, fact: ValueFacts) -> Flags:
-    if fact.value.origin != "node":
-        return np.zeros(len(fact.of_state), dtype=np.bool_)
-    name = fact.value.name
-    return np.array([any(saved == name for saved, _ in c.saved) for c in builder.node(fact.producer[0]).candidates])
+    shape, name = fact.shape, fact.value.name
+    if fact.value.origin != "node" or name not in builder.saved[shape.producer[0]]:
+        return np.zeros(len(shape.of_state), dtype=np.bool_)
+    return np.array([any(saved == name for saved, _ in c.saved) for c in builder.node(shape.producer[0]).candidates])
 
 
 def _add(builder: _Builder, tables: list[Table], scope: Scope, costs: Costs) -> None:

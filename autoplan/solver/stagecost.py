@@ -91,22 +91,52 @@ class ParamCost:
     optimizer_us: float
 
 
-def param_cost(setting: Setting, option: Option, owned: Iterable[str], shared: Iterable[str] = ()) -> ParamCost:
-    """Price the parameters of a segment; ``owned`` and ``shared`` as in ``segment_cost``."""
-    names = tuple(owned)
-    issued, params, alone = _held_by_data_ranks(setting, option, names, frozenset(shared))
-    summed = sum(_tensor_sum_bytes(setting, option, name) for name in names)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBytes:
+    """What the parameters of a segment measure by one layout and one way to share them, whoever the ranks are."""
+
+    params: tuple[ParamBytes, ParamBytes]
+    """All but experts that are split, and those."""
+    alone: tuple[ParamBytes, ParamBytes]
+    """Of these, what is gathered around this segment alone."""
+    tensor_sum_bytes: int
+
+
+def held_bytes(setting: Setting, option: Option, owned: Iterable[str], shared: Iterable[str] = ()) -> HeldBytes:
+    """Measure the parameters of a segment; ``owned`` and ``shared`` as in ``segment_cost``."""
+    names, held = tuple(owned), frozenset(shared)
+    apart = option.experts if setting.point.expert > 1 else frozenset()
+    params, alone = [], []
+    for is_expert in (False, True):
+        each = {name: param_of(setting, option, name) for name in names if (name in apart) is is_expert}
+        params.append(sum(each.values(), ParamBytes()))
+        alone.append(sum((size for name, size in each.items() if name not in held), ParamBytes()))
+    return HeldBytes(
+        params=(params[0], params[1]),
+        alone=(alone[0], alone[1]),
+        tensor_sum_bytes=sum(_tensor_sum_bytes(setting, option, name) for name in names),
+    )
+
+
+def param_cost(setting: Setting, held: HeldBytes) -> ParamCost:
+    """Price the parameters of a segment."""
+    issued = tuple(
+        one
+        for is_expert in (False, True)
+        for one in data_collectives(setting, held.params[is_expert], held.alone[is_expert], sharing(setting, is_expert))
+    )
+    params = held.params[0] + held.params[1]
     return ParamCost(
         params=params,
-        gathered_bytes=alone.gathered,
+        gathered_bytes=held.alone[0].gathered + held.alone[1].gathered,
         data=issued,
         forward_us=time_us(setting, issued, "forward"),
         backward_us=time_us(setting, issued, "backward"),
         accumulate_us=accumulate_us(setting, params),
         last_us=time_us(setting, issued, "last backward"),
         end_us=time_us(setting, issued, "end"),
-        tensor_sum_bytes=summed,
-        tensor_end_us=setting.collective_us(CollectiveKind.ALL_REDUCE, summed, setting.groups.tensor),
+        tensor_sum_bytes=held.tensor_sum_bytes,
+        tensor_end_us=setting.collective_us(CollectiveKind.ALL_REDUCE, held.tensor_sum_bytes, setting.groups.tensor),
         optimizer_us=optimizer_us(setting, params),
     )
 
@@ -117,7 +147,7 @@ def segment_cost(setting: Setting, option: Option, owned: Iterable[str], shared:
     ``owned`` are those of its parameters, named as in the first segment of its class, that no earlier segment of the
     stage reads; ``shared`` are those of them that a later one reads, so that the stage gathers them.
     """
-    return with_params(setting, option, param_cost(setting, option, owned, shared))
+    return with_params(setting, option, param_cost(setting, held_bytes(setting, option, owned, shared)))
 
 
 def with_params(setting: Setting, option: Option, held: ParamCost) -> SegmentCost:
@@ -146,23 +176,6 @@ def with_params(setting: Setting, option: Option, held: ParamCost) -> SegmentCos
             buffer_bytes=max(option.buffer_bytes, option.dispatch_bytes if setting.point.expert > 1 else 0),
         ),
     )
-
-
-def _held_by_data_ranks(
-    setting: Setting, option: Option, names: tuple[str, ...], held: frozenset[str]
-) -> tuple[tuple[Issued, ...], ParamBytes, ParamBytes]:
-    """Collectives over the data ranks, all parameters, and those that are gathered around this segment alone."""
-    issued: list[Issued] = []
-    total, total_alone = ParamBytes(), ParamBytes()
-    apart = option.experts if setting.point.expert > 1 else frozenset()
-    for is_expert in (False, True):
-        mine = [name for name in names if (name in apart) is is_expert]
-        each = {name: param_of(setting, option, name) for name in mine}
-        params = sum(each.values(), ParamBytes())
-        alone = sum((size for name, size in each.items() if name not in held), ParamBytes())
-        issued += data_collectives(setting, params, alone, sharing(setting, is_expert))
-        total, total_alone = total + params, total_alone + alone
-    return tuple(issued), total, total_alone
 
 
 def _dispatch(setting: Setting, option: Option) -> tuple[Issued, ...]:
