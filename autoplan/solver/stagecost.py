@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autoplan.cluster import Group
-from autoplan.cost import Work
-from autoplan.ir import DTYPE_BYTES, SegmentedGraph
+from autoplan.ir import SegmentedGraph
 from autoplan.plan.memory import ChunkMemory, ParamBytes, SegmentMemory, param_bytes
 from autoplan.sharding import REPLICATE_PARTIAL_GRAD, CollectiveKind, Placement
 from autoplan.solver.dataranks import Issued, When, data_collectives, gathered, sharing, time_us
 from autoplan.solver.setting import Setting
 from autoplan.solver.tables import Option
+from autoplan.solver.update import accumulate_us, exposed_us, optimizer_us, updated_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,45 +217,6 @@ def _tensor_sum_bytes(setting: Setting, option: Option, name: str) -> int:
     if setting.point.tp == 1 or place != REPLICATE_PARTIAL_GRAD:
         return 0
     return setting.sum_bytes(updated_bytes(setting, param_of(setting, option, name)))
-
-
-def updated_bytes(setting: Setting, params: ParamBytes) -> int:
-    """Bytes of the trainable parameters that one rank updates."""
-    return params.trainable if setting.point.data == "replicate" else params.kept_trainable
-
-
-def exposed_us(setting: Setting, comm_us: float, compute_us: float) -> float:
-    """What communication beside compute adds to it: all that outlasts it, and what the hidden part takes from it."""
-    hidden = min(comm_us, compute_us)
-    return comm_us - hidden + setting.cost.overlap_loss() * hidden
-
-
-def accumulate_us(setting: Setting, params: ParamBytes) -> float:
-    """Per microbatch: read the new gradient and the sum so far, write the sum."""
-    if setting.point.num_microbatches == 1 or params.trainable == 0:
-        return 0.0
-    dtype = next(iter(setting.sg.graph.params)).meta.dtype
-    gradients = setting.data_axis.gradient_bytes(params.trainable)
-    flops = params.trainable // DTYPE_BYTES[dtype]
-    work = Work(kind="memory", flops=flops, num_bytes=params.trainable + 2 * gradients, dtype=dtype)
-    return setting.cost.compute_us(work)
-
-
-def optimizer_us(setting: Setting, params: ParamBytes) -> float:
-    """Update of the trainable parameters: read gradient, parameter and states, write parameter and states.
-
-    With states in host memory the gradient goes there and the parameter comes back over the device's host link, and
-    the update itself, on the host, is charged at the speed of that link.
-    """
-    updated = updated_bytes(setting, params)
-    if updated == 0:
-        return 0.0
-    traffic = -(-updated * setting.state_traffic[0] // setting.state_traffic[1])
-    if setting.point.offload:
-        return setting.cost.host_copy_us(2 * updated + traffic)
-    dtype = next(iter(setting.sg.graph.params)).meta.dtype
-    flops = 4 * updated // DTYPE_BYTES[dtype]
-    return setting.cost.compute_us(Work(kind="memory", flops=flops, num_bytes=traffic, dtype=dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

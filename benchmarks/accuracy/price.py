@@ -208,7 +208,7 @@ def _point(run: Run, plan: Pinned) -> Point:
 
 
 def _setting(tables: Tables, table: Table, point: Point, plan: Pinned) -> Setting:
-    """What is fixed at the plan. Whole values are sent in parts by the ranks of the tensor axis, as Megatron-LM does."""
+    """What is fixed at the plan. Tensor ranks send whole values in parts, as Megatron-LM does."""
     setting = setting_at(tables, facts_of(tables.sg, plan.precision, ADAM_STATES), point, table)
     if plan.sequence or point.tp == 1:
         return setting
