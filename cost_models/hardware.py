@@ -34,7 +34,8 @@ from importlib import resources
 from pathlib import Path
 
 from autoplan.cluster import Cluster
-from autoplan.cost_models.profile import Content, Profile, Source, build_profile, load_toml, overlay, read_content
+from autoplan.cost_models.content import Content, Source, load_toml, overlay, read_content
+from autoplan.cost_models.profile import Profile, build_profile
 from autoplan.errors import InputError
 
 MOST_DEVICES = 1_000_000

@@ -35,6 +35,10 @@ class ProfileCostModel:
         """Microseconds of the collective, alone on its links; 0 for a group of one."""
         return collectives.collective_us(collective, self.profile)
 
+    def overlap_loss(self) -> float:
+        """Part of a collective's time that the compute beside it loses."""
+        return self.profile.overlap_loss
+
     def host_copy_us(self, num_bytes: int) -> float:
         """Microseconds to copy between a device and the memory of its node, alone on the link; 0 for no bytes.
 

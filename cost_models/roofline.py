@@ -1,9 +1,10 @@
 """Time of one device's work, from its operations, its bytes and how fast the device is at that size.
 
-    launches * launch_us + max(operations / (peak * efficiency), bytes / (bandwidth * efficiency))
+    max(launches * host_us, launches * launch_us + max(operations / (peak * share), bytes / (bandwidth * share)))
 
 The roofline of Williams, Waterman and Patterson (2009), with peaks lowered by how well work of that size uses the
-device. The pieces of one ``Work`` are its launches, and each has its own share of the inefficiency.
+device. The pieces of one ``Work`` are its launches, and each has its own share of the inefficiency. A device that is
+done waits for the host to issue the next op.
 """
 
 from typing import assert_never
@@ -25,7 +26,7 @@ def compute_us(work: Work, profile: Profile) -> float:
         return 0.0
     arithmetic = curve.time_us(work.flops, work.launches, peak)
     traffic = profile.memory.time_us(work.num_bytes, work.launches, profile.memory_bytes_per_us)
-    return work.launches * profile.launch_us + max(arithmetic, traffic)
+    return max(work.launches * profile.host_us, work.launches * profile.launch_us + max(arithmetic, traffic))
 
 
 def estimate(work: Work, profile: Profile) -> Estimate:
@@ -35,6 +36,7 @@ def estimate(work: Work, profile: Profile) -> Estimate:
     parts = {
         "memory_efficiency": profile.memory.time_us(work.num_bytes, work.launches, profile.memory_bytes_per_us),
         "launch_us": work.launches * profile.launch_us,
+        "host_us": work.launches * profile.host_us if time == work.launches * profile.host_us else 0.0,
     }
     arithmetic = curve.time_us(work.flops, work.launches, peak)
     parts["peak_vector_tflops" if work.kind == "memory" else f"{work.kind}_efficiency"] = arithmetic
@@ -43,7 +45,7 @@ def estimate(work: Work, profile: Profile) -> Estimate:
     return Estimate(
         time_us=time,
         efficiency=at_best / time if time else 1.0,
-        limit="launch" if key == "launch_us" else "memory" if key == "memory_efficiency" else "compute",
+        limit="launch" if key in ("launch_us", "host_us") else "memory" if key == "memory_efficiency" else "compute",
         source=_source_text(profile, f"compute.{key}"),
     )
 

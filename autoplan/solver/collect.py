@@ -6,8 +6,9 @@ from autoplan.plan.plan import CollectiveCount
 from autoplan.sharding import CollectiveKind
 from autoplan.solver.dataranks import Issued
 from autoplan.solver.setting import Setting
-from autoplan.solver.stagecost import StageCost, holders, in_class, param_of, updated_bytes
+from autoplan.solver.stagecost import StageCost, holders, in_class, param_of
 from autoplan.solver.step import loss_bytes
+from autoplan.solver.update import updated_bytes
 
 _AR = CollectiveKind.ALL_REDUCE
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autoplan.cluster import Group
-from autoplan.cost import Work
-from autoplan.ir import DTYPE_BYTES, SegmentedGraph
+from autoplan.ir import SegmentedGraph
 from autoplan.plan.memory import ChunkMemory, ParamBytes, SegmentMemory, param_bytes
 from autoplan.sharding import REPLICATE_PARTIAL_GRAD, CollectiveKind, Placement
 from autoplan.solver.dataranks import Issued, When, data_collectives, gathered, sharing, time_us
 from autoplan.solver.setting import Setting
 from autoplan.solver.tables import Option
+from autoplan.solver.update import accumulate_us, exposed_us, optimizer_us, updated_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +81,8 @@ class ParamCost:
     forward_us: float
     """Collectives over the data ranks in one forward pass, before anything hides them."""
     backward_us: float
+    accumulate_us: float
+    """Adding the gradients of a microbatch to those of the ones before."""
     last_us: float
     """With the last backward pass of a step."""
     end_us: float
@@ -130,6 +132,7 @@ def param_cost(setting: Setting, held: HeldBytes) -> ParamCost:
         data=issued,
         forward_us=time_us(setting, issued, "forward"),
         backward_us=time_us(setting, issued, "backward"),
+        accumulate_us=accumulate_us(setting, params),
         last_us=time_us(setting, issued, "last backward"),
         end_us=time_us(setting, issued, "end"),
         tensor_sum_bytes=held.tensor_sum_bytes,
@@ -153,14 +156,14 @@ def with_params(setting: Setting, option: Option, held: ParamCost) -> SegmentCos
     dispatch = _dispatch(setting, option)
     return SegmentCost(
         forward_us=cost.forward_us,
-        backward_us=cost.backward_us,
-        weight_us=cost.weight_us,
+        backward_us=cost.backward_us + held.accumulate_us,
+        weight_us=cost.weight_us + held.accumulate_us,
         forward_comm_us=cost.forward_comm_us + time_us(setting, dispatch, "forward"),
         backward_comm_us=cost.backward_comm_us + time_us(setting, dispatch, "backward"),
-        forward_data_us=max(0.0, held.forward_us - cost.forward_us),
-        backward_data_us=max(0.0, held.backward_us - cost.backward_us),
+        forward_data_us=exposed_us(setting, held.forward_us, cost.forward_us),
+        backward_data_us=exposed_us(setting, held.backward_us, cost.backward_us),
         tensor_end_us=held.tensor_end_us,
-        data_end_us=held.end_us + max(0.0, held.last_us - cost.backward_us),
+        data_end_us=held.end_us + exposed_us(setting, held.last_us, cost.backward_us),
         optimizer_us=held.optimizer_us,
         tensor_sum_bytes=held.tensor_sum_bytes,
         dispatch=dispatch,
@@ -214,28 +217,6 @@ def _tensor_sum_bytes(setting: Setting, option: Option, name: str) -> int:
     if setting.point.tp == 1 or place != REPLICATE_PARTIAL_GRAD:
         return 0
     return setting.sum_bytes(updated_bytes(setting, param_of(setting, option, name)))
-
-
-def updated_bytes(setting: Setting, params: ParamBytes) -> int:
-    """Bytes of the trainable parameters that one rank updates."""
-    return params.trainable if setting.point.data == "replicate" else params.kept_trainable
-
-
-def optimizer_us(setting: Setting, params: ParamBytes) -> float:
-    """Update of the trainable parameters: read gradient, parameter and states, write parameter and states.
-
-    With states in host memory the gradient goes there and the parameter comes back over the device's host link, and
-    the update itself, on the host, is charged at the speed of that link.
-    """
-    updated = updated_bytes(setting, params)
-    if updated == 0:
-        return 0.0
-    traffic = -(-updated * setting.state_traffic[0] // setting.state_traffic[1])
-    if setting.point.offload:
-        return setting.cost.host_copy_us(2 * updated + traffic)
-    dtype = next(iter(setting.sg.graph.params)).meta.dtype
-    flops = 4 * updated // DTYPE_BYTES[dtype]
-    return setting.cost.compute_us(Work(kind="memory", flops=flops, num_bytes=traffic, dtype=dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

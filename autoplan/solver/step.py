@@ -23,7 +23,6 @@ from autoplan.solver.stagecost import (
     StageCost,
     held_bytes,
     in_class,
-    optimizer_us,
     param_cost,
     param_of,
     stage_cost,
@@ -33,6 +32,7 @@ from autoplan.solver.stagecost import (
 from autoplan.solver.stages import least_overflow, solve_stages
 from autoplan.solver.tables import Option, Table
 from autoplan.solver.tied import Ownership, ownership, settled_params, stage_bytes, with_held, with_tied
+from autoplan.solver.update import optimizer_us
 
 ROUNDING_BYTES = 4096
 """Taken off the limit, so that the solver's tolerance never exceeds it."""
