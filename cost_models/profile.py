@@ -33,6 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, final, get_args
 
+from autoplan.cost_models.measured import Measured
 from autoplan.errors import InputError
 
 SourceKind = Literal["datasheet", "measured", "assumed"]
@@ -128,6 +129,7 @@ class Profile:
     """To the memory of the node; None where the profile names no such link, or a device has no memory of its own."""
     sources: tuple[tuple[str, Source], ...]
     """Key in the file to source, for every number."""
+    measured: Measured = Measured()
 
     @property
     def digest(self) -> str:
