@@ -23,7 +23,10 @@ Ranks = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Start N ranks on this CPU, of one thread each, and measure all.")
 ]
 ModelOps = Annotated[
-    str | None, typer.Option("--model", metavar="MODEL", help="Measure the ops of this model too, at its local shapes.")
+    list[str] | None,
+    typer.Option(
+        "--model", metavar="MODEL", help="Measure the ops of this model too, at its local shapes. May be repeated."
+    ),
 ]
 Output = Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to write the cluster file.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A few small sizes, briefly: a first look.")]
@@ -64,7 +67,7 @@ def profile(
                 raise InputError("torch sees no CUDA device here: use --device cpu")
             shape = profiler.shape_of(ranks)
             asked = profiler.Asked(
-                device=chosen, cache=Path(f"{output}.measured"), model=model, global_batch=global_batch,
+                device=chosen, cache=Path(f"{output}.measured"), models=tuple(model or ()), global_batch=global_batch,
                 seq_len=seq_len, quick=quick, fresh=fresh,
             )  # fmt: skip
             cases = profiler.cases_of(asked, shape, progress) if is_first else ()

@@ -1,6 +1,7 @@
 """A collective -> something to run on all ranks: the calls that the runtime makes."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -28,21 +29,24 @@ class World:
     groups: dict[tuple[int, int], tuple[ProcessGroup, int]]
     """Group, and this rank's place in it."""
 
-    def agree(self, wanted: int) -> int:
-        """The largest number that any rank wants."""
-        if self.size == 1:
-            return wanted
-        number = torch.tensor([wanted], device=self.device)
-        dist.all_reduce(number, dist.ReduceOp.MAX)
-        return int(number.item())
+    def most(self, values: Sequence[float]) -> list[float]:
+        """Of each value, the largest of all ranks."""
+        return self._reduced(values, dist.ReduceOp.MAX)
 
-    def slowest(self, us: float) -> float:
-        """The longest time of all ranks; infinite where one of them has none."""
+    def least(self, values: Sequence[float]) -> list[float]:
+        """Of each value, the smallest of all ranks."""
+        return self._reduced(values, dist.ReduceOp.MIN)
+
+    def mean(self, value: float) -> float:
+        """Over the ranks; infinite where one of them is."""
+        return self._reduced([value], dist.ReduceOp.SUM)[0] / self.size
+
+    def _reduced(self, values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
         if self.size == 1:
-            return us
-        time = torch.tensor([us], dtype=torch.float64).to(self.device)
-        dist.all_reduce(time, dist.ReduceOp.MAX)
-        return float(time.item())
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor, how)
+        return [float(value) for value in tensor.tolist()]
 
     def wait(self) -> None:
         """Start together."""
@@ -65,21 +69,22 @@ def make_world(device: torch.device) -> World:
     return World(rank=rank, size=size, per_node=per_node, device=device, groups=found)
 
 
-def make_transfer(case: Transfer, world: World) -> tuple[Run, Run | None]:
-    """What to time, and what to take off: the compute before a collective that is inside compute."""
+def make_transfer(case: Transfer, world: World) -> tuple[Run, Run]:
+    """What to time, and what to run before it each time: a product, for a collective inside compute, or nothing."""
     run = _transfer(case, world)
     if not case.inside:
-        return run, None
+        return run, _nothing
     left, right = (torch.randn(_PIECE, _PIECE, device=world.device) for _ in range(2))
+    return run, lambda: left @ right
 
-    def compute() -> object:
-        return left @ right
 
-    def both() -> object:
-        compute()
-        return run()
+def _nothing() -> None:
+    pass
 
-    return both, compute
+
+def all_must_end(case: Transfer) -> bool:
+    """Whether a rank may be done with it before another has all of it; else each waits for all the others."""
+    return case.kind is CollectiveKind.BROADCAST
 
 
 def _transfer(case: Transfer, world: World) -> Run:

@@ -2,27 +2,37 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from autoplan.profiler.cache import Cache
-from autoplan.profiler.cases import Case, Transfer
-from autoplan.profiler.collectives import World, make_transfer, messages
+from autoplan.profiler.cases import Case, Compute, Transfer
+from autoplan.profiler.collectives import World, all_must_end, make_transfer, messages
 from autoplan.profiler.ops import is_too_large, make_run
-from autoplan.profiler.timing import Effort, Elapsed, typical_us
+from autoplan.profiler.timing import Effort, Elapsed, num_samples, quartile, typical_us
 
 Told = Callable[[str], None]
 _LEAST_US = 0.1
 """Below what a clock can tell."""
+_PILOTS = 3
 
 
-def measure(cases: Sequence[Case], world: World, cache: Cache | None, elapsed: Elapsed, effort: Effort,
-            told: Told) -> None:  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopwatch:
+    """How times are taken."""
+
+    compute: Elapsed
+    transfer: Elapsed
+    effort: Effort = Effort()
+
+
+def measure(cases: Sequence[Case], world: World, cache: Cache | None, watch: Stopwatch, told: Told) -> None:
     """Time every case that the cache lacks. Only rank 0 has a cache; the others do what it says."""
     left = _left(cases, world, cache)
     for number, case in enumerate(left, 1):
         told(f"{number} of {len(left)}: {case.key}")
-        us = measure_case(case, world, elapsed, effort)
+        us = measure_case(case, world, watch)
         if us is None:
             told(f"left out, it does not fit or cannot be run alone: {case.key}")
         if cache is not None:
@@ -36,29 +46,28 @@ def _left(cases: Sequence[Case], world: World, cache: Cache | None) -> list[Case
     return [case for case in cases if case.key not in known[0]]
 
 
-def measure_case(case: Case, world: World, elapsed: Elapsed, effort: Effort) -> float | None:
-    """Microseconds of a case on the slowest rank; None when it does not fit on one of them, or cannot be run."""
+def measure_case(case: Case, world: World, watch: Stopwatch) -> float | None:
+    """Microseconds of a case; None when it does not fit on one of the ranks, or cannot be run."""
     if isinstance(case, Transfer):
-        return _transfer_us(case, world, elapsed, effort)
+        return _transfer_us(case, world, watch)
     world.wait()
-    us = world.slowest(_local_us(case, world, elapsed, effort))
+    us = world.mean(_local_us(case, world, watch))
     return None if math.isinf(us) else max(us, _LEAST_US)
 
 
-def _local_us(case: Case, world: World, elapsed: Elapsed, effort: Effort) -> float:
+def _local_us(case: Compute, world: World, watch: Stopwatch) -> float:
     """Each rank by itself, all at the same time; infinite when there is no time."""
-    assert not isinstance(case, Transfer), "a collective is no work of one rank"
     try:
         run = make_run(case, world.device)
-        return math.inf if run is None else typical_us(run, elapsed, effort)
+        return math.inf if run is None else typical_us(run, watch.compute, watch.effort)
     except Exception as error:
         if is_too_large(error) or isinstance(error, RuntimeError | IndexError | ValueError | TypeError):
             return math.inf
         raise
 
 
-def _transfer_us(case: Transfer, world: World, elapsed: Elapsed, effort: Effort) -> float | None:
-    """All ranks together, equally often."""
+def _transfer_us(case: Transfer, world: World, watch: Stopwatch) -> float | None:
+    """All ranks together, equally often, each time from when the last of them has come."""
     try:
         run, compute = make_transfer(case, world)
         fits = 1
@@ -66,11 +75,14 @@ def _transfer_us(case: Transfer, world: World, elapsed: Elapsed, effort: Effort)
         if not is_too_large(error):
             raise
         fits = 0
-    if world.agree(1 - fits):
+    if world.most([1.0 - fits])[0]:
         return None
     world.wait()
-    us = typical_us(run, elapsed, effort, world.agree)
-    if compute is not None:
-        world.wait()
-        us -= typical_us(compute, elapsed, effort, world.agree)
-    return max(world.slowest(us) / messages(case), _LEAST_US)
+    pilots = [watch.transfer(run, 1) for _ in range(_PILOTS)]
+    count = int(world.most([float(num_samples(max(min(pilots), 1.0), watch.effort))])[0])
+    times = []
+    for _ in range(count):
+        compute()
+        times.append(watch.transfer(run, 1))
+    together = world.most(times) if all_must_end(case) else world.least(times)
+    return max(quartile(together) / messages(case), _LEAST_US)

@@ -16,8 +16,9 @@ from autoplan.profiler import fit, write
 from autoplan.profiler.cache import Cache, open_cache
 from autoplan.profiler.cases import Case, DeviceKind, compute_cases, transfer_cases
 from autoplan.profiler.collectives import make_world
-from autoplan.profiler.measure import Told, measure
-from autoplan.profiler.timing import Effort, elapsed_on
+from autoplan.profiler.measure import Stopwatch, Told, measure
+from autoplan.profiler.model_ops import model_cases
+from autoplan.profiler.timing import Effort, clocks
 from autoplan.runtime.mesh import start_process_group
 
 _QUICK = Effort(seconds=0.002, least=3)
@@ -29,7 +30,7 @@ class Asked:
 
     device: DeviceKind
     cache: Path
-    model: str | None = None
+    models: tuple[str, ...] = ()
     global_batch: int | None = None
     seq_len: int | None = None
     quick: bool = False
@@ -71,14 +72,13 @@ def cases_of(asked: Asked, shape: Shape, told: Told) -> tuple[Case, ...]:
     cases: list[Case] = list(compute_cases(asked.device, asked.quick))
     if shape.ranks > 1:
         cases += transfer_cases(shape.ranks, shape.per_node, asked.quick)
-    if asked.model is not None:
-        from autoplan.profiler.model_ops import model_cases  # loads the solver
-
+    if asked.models:
         cluster, cost = _base(asked, shape)
-        cases += model_cases(
-            asked.model, cluster, cost, global_batch=asked.global_batch, seq_len=asked.seq_len, told=told
-        )
-    return tuple(cases)
+        for model in asked.models:
+            cases += model_cases(
+                model, cluster, cost, global_batch=asked.global_batch, seq_len=asked.seq_len, told=told
+            )
+    return tuple({case.key: case for case in cases}.values())
 
 
 def run(asked: Asked, cases: Sequence[Case], told: Told) -> None:
@@ -92,11 +92,12 @@ def run(asked: Asked, cases: Sequence[Case], told: Told) -> None:
     world = make_world(device)
     shape = Shape(ranks=world.size, per_node=world.per_node, threads=torch.get_num_threads())
     cache = open_cache(asked.cache, place_of(asked, shape), fresh=asked.fresh) if world.rank == 0 else None
-    effort = _QUICK if asked.quick else Effort()
+    compute, transfer = clocks(device)
+    watch = Stopwatch(compute=compute, transfer=transfer, effort=_QUICK if asked.quick else Effort())
     shared = [tuple(cases)]
     if world.size > 1:
         dist.broadcast_object_list(shared, src=0)
-    measure(shared[0], world, cache, elapsed_on(device), effort, told if world.rank == 0 else _silent)
+    measure(shared[0], world, cache, watch, told if world.rank == 0 else _silent)
     if dist.is_initialized():
         dist.barrier()
 
