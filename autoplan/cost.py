@@ -71,6 +71,19 @@ class Collective:
     group: Group
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A time opened: what it is made of, and where the number that limits it comes from."""
+
+    time_us: float
+    efficiency: float
+    """Share of it that the work would take at the device's peak and bandwidth."""
+    limit: Literal["compute", "memory", "launch"]
+    """What most of it goes to."""
+    source: str
+    """Of the number that stands for the limit: its key in the profile, kind and date."""
+
+
 class CostModel(Protocol):
     """Prices work and communication. Pure: same input, same number; finite and >= 0; zero only for nothing.
 

@@ -8,6 +8,7 @@ from autoplan.cluster import Cluster
 from autoplan.cost_models import ProfileCostModel, load_cluster
 from autoplan.errors import InputError, PlanError
 from autoplan.plan.explanation import Check, Explanation
+from autoplan.plan.ops import OpPrice
 from autoplan.plan.plan import Plan
 from autoplan.plan.rows import place_memory
 from autoplan.plan.runnable import cannot_run
@@ -17,10 +18,11 @@ from autoplan.planning import Job, Told, load_job, log, place_of
 from autoplan.solver.degrees import valid_degrees
 from autoplan.solver.explain import explain as explain_name
 from autoplan.solver.legal import check_strategies
+from autoplan.solver.ops import priced_ops
 from autoplan.solver.reprice import give, reprice
 from autoplan.solver.request import OPTIMIZER_STATES, OptimizerName
 
-__all__ = ["check", "explain", "recost"]
+__all__ = ["check", "explain", "ops", "recost"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,16 @@ def explain(
     sg, request = place.job.segmented, place.job.request
     given = give(plan, sg, place.cluster, place.cost, request)
     return explain_name(given, sg, request, name, time_limit_s, progress or log.info)
+
+
+def ops(plan: Plan, *, model: str | None = None, progress: Told | None = None) -> tuple[OpPrice, ...]:
+    """Every pass of every op with FLOPs, bytes, time, efficiency and the source of its price, dearest first.
+
+    The model is traced again where the plan remembers it, or at ``model``. Raises InputError where neither is there.
+    """
+    (place,) = _places(plan, model, (), None, None, progress)
+    given = give(plan, place.job.segmented, place.cluster, place.cost, place.job.request)
+    return priced_ops(given, place.cost.estimate)
 
 
 def _places(

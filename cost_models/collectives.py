@@ -10,7 +10,8 @@ operations in MPICH" (2005). Two trees: Sanders, Speck and Traeff, "Two-tree alg
 reduction and scan" (2009), as NCCL runs them: chains inside a node, trees between nodes. A ring enters and leaves each
 node once per rank it holds (one network port per device), so its nodes exchange at q * W.
 
-A collective is priced alone on its links, but devices use only their own port: groups side by side do not slow down.
+Devices use only their own port, so groups side by side do not slow each other down; what else a step does at the same
+time makes a collective longer by ``collectives.slowdown``, and none is faster than the host issues it.
 """
 
 import math
@@ -28,7 +29,8 @@ def collective_us(collective: Collective, profile: Profile) -> float:
     assert size >= 0 and 1 <= group.per_node <= group.size, f"not a collective: {collective}"
     if group.size == 1 or size == 0:
         return 0.0
-    return profile.collective_launch_us + _transfer_us(collective.kind, size, group, profile)
+    alone = profile.collective_launch_us + _transfer_us(collective.kind, size, group, profile)
+    return max(profile.collective_host_us, profile.collective_slowdown * alone)
 
 
 def _transfer_us(kind: CollectiveKind, size: int, group: Group, profile: Profile) -> float:

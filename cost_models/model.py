@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from autoplan.cluster import Cluster
-from autoplan.cost import Collective, Work
+from autoplan.cost import Collective, Estimate, Work
 from autoplan.cost_models import collectives, roofline
 from autoplan.cost_models.measured import Times
 from autoplan.cost_models.profile import Profile
@@ -30,6 +30,10 @@ class ProfileCostModel:
         """Microseconds of the work on one device; InputError for a dtype the device has no peak for."""
         known = self._times.work_us(work)
         return roofline.compute_us(work, self.profile) if known is None else known
+
+    def estimate(self, work: Work) -> Estimate:
+        """The same opened: what limits it, how far from the peak it is, and whose number that is."""
+        return roofline.estimate(work, self.profile)
 
     def collective_us(self, collective: Collective) -> float:
         """Microseconds of the collective, alone on its links; 0 for a group of one."""

@@ -115,12 +115,18 @@ class Profile:
     """Of work outside the matrix units, any dtype."""
     memory_bytes_per_us: float
     launch_us: float
-    """Start of one kernel."""
+    """Start of one kernel on the device."""
+    host_us: float
+    """What the host takes to issue one op: no op is faster, however small; 0 where it is not known."""
     matmul: Curve
     attention: Curve
     memory: Curve
     collective_launch_us: float
     """Start of one collective, before its first message."""
+    collective_host_us: float
+    """What the host takes to issue one collective, as ``host_us``."""
+    collective_slowdown: float
+    """How much longer a collective takes inside a step than alone, at least 1."""
     node: Link
     """Between devices of a node."""
     network: Link
@@ -179,6 +185,9 @@ _OPTIONAL = (
     "compute.peak_fp16_tflops",
     "compute.peak_fp32_tflops",
     "compute.peak_fp64_tflops",
+    "compute.host_us",
+    "collectives.host_us",
+    "collectives.slowdown",
     "links.node.switch_reduce_efficiency",
     "links.network.switch_reduce_efficiency",
 )
@@ -258,10 +267,13 @@ def build_profile(content: Content) -> Profile:
         vector_flops_per_us=values["compute.peak_vector_tflops"] * 1e6,
         memory_bytes_per_us=values["compute.bandwidth_gb_per_s"] * 1e3,
         launch_us=values["compute.launch_us"],
+        host_us=values.get("compute.host_us", 0.0),
         matmul=_curve(values, "matmul", "half_mflop"),
         attention=_curve(values, "attention", "half_mflop"),
         memory=_curve(values, "memory", "half_mb"),
         collective_launch_us=values["collectives.launch_us"],
+        collective_host_us=values.get("collectives.host_us", 0.0),
+        collective_slowdown=values.get("collectives.slowdown", 1.0),
         node=_link(content, "links.node"),
         network=_link(content, "links.network"),
         host=_link(content, "links.host") if _has_host(content) and not content.host_memory else None,
@@ -382,6 +394,8 @@ def _in_range(value: object, key: str, file: str) -> float:
         raise InputError(f"{file}: {key} must be below 1, found {value!r}; 0.05 means 5 %")
     if key.endswith("efficiency") and value > 1:
         raise InputError(f"{file}: {key} is a fraction of the peak and at most 1, found {value!r}; 0.8 means 80 %")
+    if key.endswith("slowdown") and value < 1:
+        raise InputError(f"{file}: {key} is a factor of at least 1, found {value!r}; 1.3 means 30 % longer")
     return float(value)
 
 

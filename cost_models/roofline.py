@@ -1,14 +1,15 @@
 """Time of one device's work, from its operations, its bytes and how fast the device is at that size.
 
-    launches * launch_us + max(operations / (peak * efficiency), bytes / (bandwidth * efficiency))
+    max(launches * host_us, launches * launch_us + max(operations / (peak * share), bytes / (bandwidth * share)))
 
 The roofline of Williams, Waterman and Patterson (2009), with peaks lowered by how well work of that size uses the
-device. The pieces of one ``Work`` are its launches, and each has its own share of the inefficiency.
+device. The pieces of one ``Work`` are its launches, and each has its own share of the inefficiency. A device that is
+done waits for the host to issue the next op.
 """
 
 from typing import assert_never
 
-from autoplan.cost import Work
+from autoplan.cost import Estimate, Work
 from autoplan.cost_models.profile import Curve, Profile
 from autoplan.errors import InputError
 from autoplan.ir import DTYPE_BYTES
@@ -25,7 +26,32 @@ def compute_us(work: Work, profile: Profile) -> float:
         return 0.0
     arithmetic = curve.time_us(work.flops, work.launches, peak)
     traffic = profile.memory.time_us(work.num_bytes, work.launches, profile.memory_bytes_per_us)
-    return work.launches * profile.launch_us + max(arithmetic, traffic)
+    return max(work.launches * profile.host_us, work.launches * profile.launch_us + max(arithmetic, traffic))
+
+
+def estimate(work: Work, profile: Profile) -> Estimate:
+    """The time of ``compute_us`` opened; InputError as there."""
+    time = compute_us(work, profile)
+    peak, curve = _peak(work, profile)
+    parts = {
+        "memory_efficiency": profile.memory.time_us(work.num_bytes, work.launches, profile.memory_bytes_per_us),
+        "launch_us": work.launches * profile.launch_us,
+    }
+    arithmetic = curve.time_us(work.flops, work.launches, peak)
+    parts["peak_vector_tflops" if work.kind == "memory" else f"{work.kind}_efficiency"] = arithmetic
+    key = max(parts, key=lambda name: parts[name])
+    at_best = max(work.flops / peak, work.num_bytes / profile.memory_bytes_per_us)
+    return Estimate(
+        time_us=time,
+        efficiency=at_best / time if time else 1.0,
+        limit="launch" if key == "launch_us" else "memory" if key == "memory_efficiency" else "compute",
+        source=_source_text(profile, f"compute.{key}"),
+    )
+
+
+def _source_text(profile: Profile, key: str) -> str:
+    source = dict(profile.sources).get(key)
+    return f"{key}, not in the profile" if source is None else f"{key}, {source.kind} {source.date}: {source.text}"
 
 
 def _peak(work: Work, profile: Profile) -> tuple[float, Curve]:

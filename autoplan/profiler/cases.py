@@ -101,9 +101,11 @@ class HostCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCase:
-    """One op of a model, on the shapes that a rank sees."""
+    """One op of a model, on the shapes that a rank sees, with its work."""
 
     call: Call
+    flops: int
+    num_bytes: int
 
     @property
     def key(self) -> str:

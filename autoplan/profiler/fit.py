@@ -63,7 +63,7 @@ def fit_line(points: Points) -> Line:
 def numbers(cases: Sequence[Case], known: Known) -> dict[str, float]:
     """Numbers by key of the profile, in the units of the file; those that nothing was measured for are left out."""
     found: dict[str, float] = {}
-    launch = next((us for case, us in _timed(cases, known, Dispatch)), None)
+    launch = next((us for case, us in timed(cases, known, Dispatch)), None)
     if launch is not None:
         found["compute.launch_us"] = launch
     for part in (_matmul, _attention, _memory, _host):
@@ -71,7 +71,8 @@ def numbers(cases: Sequence[Case], known: Known) -> dict[str, float]:
     return found | _links(cases, known)
 
 
-def _timed(cases: Sequence[Case], known: Known, kind: type[_Kind]) -> Iterator[tuple[_Kind, float]]:
+def timed(cases: Sequence[Case], known: Known, kind: type[_Kind]) -> Iterator[tuple[_Kind, float]]:
+    """The cases of one kind that have a time, with it."""
     for case in cases:
         us = known.get(case.key)
         if isinstance(case, kind) and us is not None:
@@ -89,7 +90,7 @@ def _curve(name: str, unit: str, points: Points, peak: float, launch: float) -> 
 def _matmul(cases: Sequence[Case], known: Known, launch: float) -> dict[str, float]:
     """The peak of a dtype is its fastest product; the curve is that of the dtype with most shapes."""
     by_dtype: dict[str, list[tuple[float, float]]] = {}
-    for case, us in _timed(cases, known, Matmul):
+    for case, us in timed(cases, known, Matmul):
         by_dtype.setdefault(case.dtype, []).append((float(case.flops), us))
     found = {
         f"compute.peak_{_SHORT[dtype]}_tflops": max(flops / us for flops, us in points) / 1e6
@@ -102,23 +103,23 @@ def _matmul(cases: Sequence[Case], known: Known, launch: float) -> dict[str, flo
 
 
 def _attention(cases: Sequence[Case], known: Known, launch: float) -> dict[str, float]:
-    timed = list(_timed(cases, known, Attention))
-    if not timed:
+    found = list(timed(cases, known, Attention))
+    if not found:
         return {}
-    dtype = timed[0][0].dtype
-    rates = [case.flops / us for case, us in _timed(cases, known, Matmul) if case.dtype == dtype]
-    points = [(float(case.flops), us) for case, us in timed]
+    dtype = found[0][0].dtype
+    rates = [case.flops / us for case, us in timed(cases, known, Matmul) if case.dtype == dtype]
+    points = [(float(case.flops), us) for case, us in found]
     peak = max([*rates, *(flops / us for flops, us in points)])
     return _curve("attention", "mflop", points, peak, launch)
 
 
 def _memory(cases: Sequence[Case], known: Known, launch: float) -> dict[str, float]:
     """The bandwidth is that of the fastest op, and the curve that of all of them."""
-    points = [(float(case.num_bytes), us) for case, us in _timed(cases, known, Stream)]
+    points = [(float(case.num_bytes), us) for case, us in timed(cases, known, Stream)]
     if not points:
         return {}
     peak = max(size / us for size, us in points)
-    rate = [case.num_elements / us for case, us in _timed(cases, known, Stream)]
+    rate = [case.num_elements / us for case, us in timed(cases, known, Stream)]
     return {
         "compute.bandwidth_gb_per_s": peak / 1e3,
         "compute.peak_vector_tflops": max(rate) * 8 / 1e6,
@@ -127,7 +128,7 @@ def _memory(cases: Sequence[Case], known: Known, launch: float) -> dict[str, flo
 
 
 def _host(cases: Sequence[Case], known: Known, _launch: float) -> dict[str, float]:
-    points = [(float(case.num_bytes), us) for case, us in _timed(cases, known, HostCopy)]
+    points = [(float(case.num_bytes), us) for case, us in timed(cases, known, HostCopy)]
     if len(points) < 2:
         return {}
     line = fit_line(points)
@@ -162,7 +163,7 @@ def collective_points(cases: Sequence[Case], known: Known) -> Iterator[Collectiv
     """Every kind and group that was measured, made smooth; a size counts when it was measured inside compute."""
     inside: dict[tuple[CollectiveKind, int, int], dict[int, float]] = {}
     alone: dict[tuple[CollectiveKind, int, int], dict[int, float]] = {}
-    for case, us in _timed(cases, known, Transfer):
+    for case, us in timed(cases, known, Transfer):
         table = inside if case.inside else alone
         table.setdefault((case.kind, case.ranks, case.per_node), {})[case.num_bytes] = us
     for (kind, ranks, per_node), times in inside.items():
@@ -173,8 +174,3 @@ def collective_points(cases: Sequence[Case], known: Known) -> Iterator[Collectiv
             kind=kind, ranks=ranks, per_node=per_node, num_bytes=num_bytes, us=us_each,
             alone_us=tuple(lone.get(size, us) for size, us in zip(num_bytes, us_each, strict=True)),
         )  # fmt: skip
-
-
-def op_times(cases: Sequence[Case], known: Known) -> dict[str, float]:
-    """Times of the ops of a model, by ``cost.Call`` as text."""
-    return {str(case.call): us for case, us in _timed(cases, known, OpCase)}

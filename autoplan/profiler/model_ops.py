@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from autoplan.cluster import Cluster
-from autoplan.cost import Call, Collective, CostModel, Work
+from autoplan.cost import Collective, CostModel, Work
 from autoplan.cost_models import ProfileCostModel
 from autoplan.errors import InfeasibleError
 from autoplan.planning import Told, load_job
@@ -18,12 +18,13 @@ class Recorder:
     """A cost model that remembers the calls it is asked about."""
 
     inner: CostModel
-    calls: dict[str, Call] = field(default_factory=dict)
+    cases: dict[str, OpCase] = field(default_factory=dict)
 
     def compute_us(self, work: Work) -> float:
         """As the inner one."""
         if work.call is not None:
-            self.calls.setdefault(str(work.call), work.call)
+            case = OpCase(call=work.call, flops=work.flops, num_bytes=work.num_bytes)
+            self.cases.setdefault(case.key, case)
         return self.inner.compute_us(work)
 
     def collective_us(self, collective: Collective) -> float:
@@ -55,4 +56,4 @@ def model_cases(
         solve(job.segmented, cluster, recorder, job.request, profile_digest="", progress=told)
     except InfeasibleError:
         told("no plan of the model fits: only the ops that were priced are measured")
-    return tuple(OpCase(call=recorder.calls[text]) for text in sorted(recorder.calls))
+    return tuple(recorder.cases[key] for key in sorted(recorder.cases))

@@ -14,13 +14,16 @@ from autoplan.cluster import Cluster
 from autoplan.cost_models import ProfileCostModel, known_profiles, load_cluster, load_profile, machine
 from autoplan.profiler import fit, write
 from autoplan.profiler.cache import Cache, open_cache
-from autoplan.profiler.cases import Case, DeviceKind, compute_cases, transfer_cases
+from autoplan.profiler.cases import Case, DeviceKind, OpCase, compute_cases, transfer_cases
 from autoplan.profiler.collectives import make_world
+from autoplan.profiler.consistent import consistent
 from autoplan.profiler.measure import Stopwatch, Told, measure
 from autoplan.profiler.model_ops import model_cases
 from autoplan.profiler.timing import Effort, clocks
 from autoplan.runtime.mesh import start_process_group
 
+_CPU_OVERLAP_LOSS = 0.99
+"""Of ranks that have a processor each: it either computes or moves bytes, so nothing is hidden."""
 _QUICK = Effort(seconds=0.002, least=3)
 
 
@@ -115,6 +118,8 @@ def cluster_file(asked: Asked, shape: Shape, cases: Sequence[Case]) -> str:
 def _found(asked: Asked, shape: Shape, cases: Sequence[Case], cache: Cache) -> write.Found:
     numbers = fit.numbers(cases, cache.times)
     names = {}
+    if asked.device == "cpu" and shape.ranks > 1:
+        numbers["collectives.overlap_loss"] = _CPU_OVERLAP_LOSS
     if asked.device == "cuda":
         numbers["memory.capacity_mib"] = torch.cuda.get_device_properties(0).total_memory / 2**20
         names["links.host.name"] = "to the host, as measured"
@@ -130,7 +135,7 @@ def _found(asked: Asked, shape: Shape, cases: Sequence[Case], cache: Cache) -> w
         names=names,
         machine=here,
         collectives=tuple(fit.collective_points(cases, cache.times)),
-        ops=fit.op_times(cases, cache.times),
+        ops=consistent(list(fit.timed(cases, cache.times, OpCase))),
         left_out=tuple(case.key for case in cases if case.key in cache.times and cache.times[case.key] is None),
     )
 

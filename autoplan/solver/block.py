@@ -29,6 +29,7 @@ from autoplan.solver.network import (
     with_memory,
 )
 from autoplan.solver.problem import Candidate, Prices, Problem
+from autoplan.solver.shares import Shares
 
 Fixed = Mapping[str, Placement]
 _Choice = TypeVar("_Choice", Candidate, Placement)
@@ -55,6 +56,16 @@ class Block:
     facts: tuple[ValueFacts, ...] = field(repr=False)
     networks: dict[tuple[bool, bool], Network] = field(default_factory=dict, repr=False)
     """By whether they count what is kept for backward, and whether they are relaxed."""
+    shares: list[tuple[Shares, ...]] = field(default_factory=list, repr=False)
+    """Good ones for the relaxed networks, from the last solve."""
+
+    @property
+    def width(self) -> int:
+        """Entries of the largest table that elimination needs at time alone: a matter of the shapes of the values."""
+        widths, key = self.problem.moves.axis.widths, tuple(fact.shape.number for fact in self.facts)
+        if key not in widths:
+            widths[key] = self.network(Prices()).plan.largest
+        return widths[key]
 
     def network(self, prices: Prices, *, relaxed: bool = False) -> Network:
         """The tables that these prices need."""
@@ -105,13 +116,14 @@ def solve(
 ) -> BlockSolution:
     """As ``solve_block``, of a problem that was prepared."""
     start, fixed = time.monotonic(), fixed or {}
-    time_alone = Prices()  # what is kept for backward only adds tables, so this decides most cases
-    if all(block.network(each).plan.largest <= limits.direct for each in (time_alone, prices)):
+    # what is kept for backward only adds tables, so the width without it decides most cases
+    if block.width <= limits.direct and block.network(prices).plan.largest <= limits.direct:
         return _eliminate(block.network(prices), prices, fixed, start)
     relaxed = block.network(prices, relaxed=True)
     if relaxed.plan.largest > limits.most:
         return solve_ilp(block.problem, prices, fixed, time_limit_s)
-    bounds = bound(relaxed, prices, fixed)
+    bounds = bound(relaxed, prices, fixed, block.shares[-1] if block.shares else None)
+    block.shares.append(bounds.shares)
     if bounds.is_proven:
         seconds = time.monotonic() - start
         return BlockSolution(state=SolveState.OPTIMAL, choice=bounds.best, objective=bounds.most_us, seconds=seconds)

@@ -27,6 +27,7 @@ from autoplan.solver.problem import (
     Storage,
     ValueProblem,
     local_bytes,
+    local_meta,
     make_problem,
     param_sources,
     wants_of,
@@ -237,25 +238,41 @@ def _node_problem(use: _Use, found: Iterable[Strategy], axis: Axis) -> NodeProbl
 
 def _price(use: _Use, strategy: Strategy, axis: Axis) -> Candidate:
     node, has_backward = use.node, _has_backward(use)
+    forward, backward = _works(use, strategy, axis)
     operands = _local(use.metas, use.operands, strategy.inputs, axis)
     results = _local(use.metas, use.results, strategy.outputs, axis)
-    needs = tuple(name in use.grads for name in use.operands)
-    weights = tuple(name in use.weights for name in use.operands)
     dispatched, returned = experts.internal_collectives(node, strategy, operands, axis.group)
     internal = _internal(strategy, operands, axis) + dispatched
     internal_backward = returned if has_backward else ()
-    backward_us = _us(backward_work(node, operands, results, needs), axis)
+    backward_us = _us(backward, axis)
     return Candidate(
         strategy=strategy,
-        forward_us=_us(forward_work(node, operands, results), axis),
+        forward_us=_us(forward, axis),
         backward_us=backward_us,
-        weight_us=backward_us * weight_share(node, operands, needs, weights),
+        weight_us=backward_us * weight_share(node, operands, *_gradients(use)),
         internal=internal,
         internal_us=sum(map(axis.cost.collective_us, internal)),
         internal_backward=internal_backward,
         internal_backward_us=sum(map(axis.cost.collective_us, internal_backward)),
         extra_bytes=saved_extra_bytes(node, operands, results) if has_backward else 0,
     )
+
+
+def node_works(model: Model, node: OpNode, strategy: Strategy, axis: Axis) -> tuple[Work | None, Work | None]:
+    """What one device does for the op by a strategy, forward and backward: the work whose times are its price."""
+    return _works(_use(model, node, axis), strategy, axis)
+
+
+def _works(use: _Use, strategy: Strategy, axis: Axis) -> tuple[Work | None, Work | None]:
+    operands = _local(use.metas, use.operands, strategy.inputs, axis)
+    results = _local(use.metas, use.results, strategy.outputs, axis)
+    needs, _ = _gradients(use)
+    return forward_work(use.node, operands, results), backward_work(use.node, operands, results, needs)
+
+
+def _gradients(use: _Use) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """By operand: whether its gradient is wanted, and whether it is a parameter."""
+    return tuple(name in use.grads for name in use.operands), tuple(name in use.weights for name in use.operands)
 
 
 def _storages(use: _Use, strategy: Strategy, kept: frozenset[str]) -> tuple[Storage, ...]:
@@ -288,10 +305,7 @@ def _kept(use: _Use) -> frozenset[str]:
 def _local(
     seen: Mapping[str, TensorMeta], names: Iterable[str], placements: Iterable[Placement], axis: Axis
 ) -> tuple[TensorMeta, ...]:
-    metas = ((seen[name], place) for name, place in zip(names, placements, strict=True))
-    return tuple(
-        TensorMeta(shape=local_shape(meta.shape, place, axis.degree, 0), dtype=meta.dtype) for meta, place in metas
-    )
+    return tuple(local_meta(seen[name], place, axis) for name, place in zip(names, placements, strict=True))
 
 
 def _us(work: Work | None, axis: Axis) -> float:

@@ -100,7 +100,8 @@ def state_bytes(resolved: Resolved) -> int:
 def objective(resolved: Resolved, prices: Prices) -> float:
     """What the solve minimises, tie-break apart."""
     total = time_us(resolved) + prices.step * sync_us(resolved) + prices.state_us_per_byte * state_bytes(resolved)
-    return total + prices.activation_us_per_byte * activation_bytes(resolved)
+    price = prices.activation_us_per_byte
+    return total + price * activation_bytes(resolved) if price else total
 
 
 def activation_bytes(resolved: Resolved) -> int:

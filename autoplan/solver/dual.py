@@ -8,7 +8,7 @@ options allowed. By duality, for any multipliers l, u >= 0 of time and memory,
 and with one stage per rank the vertices of {l t_o + u m_o >= 1 for every option o} make this an equality. With several
 stages the vertices for their average bytes are used; the last term pays for what stages hold beside the average. The
 least T at which the ranks together hold the run bounds the slowest rank; with whole segments per rank, so does the
-least T with sum of floor(c_r(T)) >= n.
+least T with sum of floor(c_r(T)) >= n, where fewer segments than ``_FEW`` are counted by trying all their options.
 
 The vertices active there are the multipliers of time and memory of each rank. Any w_r >= 0 with sum at most m - beta,
 and u_r >= 0, give a bound of the step:
@@ -25,6 +25,7 @@ chapter 4.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations_with_replacement
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ Indices = NDArray[np.intp]
 _SAFE = 1 - 1e-9
 """Taken off every bound for the rounding of floats."""
 _EVER = 1e30
+_FEW, _MOST_OPTIONS = 4, 12
+"""Segments of a rank of which every choice of options is tried, and the options of which it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,9 @@ def _variable_us(chain: ChainProblem, whole: bool, enough_us: float) -> float:
     total = chain.num_microbatches - share
     shared = _shared_time(duals, ranks, number, longest_bound_us(chain, times))
     rough = not whole or total * shared * _SAFE >= enough_us
-    longest = shared if rough else _whole_time(duals, ranks, number, shared)
+    longest = (
+        shared if rough else _whole_time(duals, ranks, number, shared, _few_times(chain, main, times[main], ranks))
+    )
     if not share or total * longest * _SAFE >= enough_us:
         return total * longest
     multipliers = _active(duals, ranks, shared)
@@ -167,8 +172,8 @@ def _duals(times: Sequence[float], row: Sequence[OptionCost], ranks: _Ranks, *, 
     np.minimum.at(least, ranks.rank_of, ranks.flying)
     np.maximum.at(most, ranks.rank_of, ranks.flying)
     levels = np.stack([ranks.average, least, most, (ranks.average + least) / 2], axis=1)
-    found = _vertices(t, state + levels.reshape(-1, 1) * activation)
-    time, memory, good = (part.reshape(count, -1) for part in found)
+    time, memory, good = _vertices(t, state + levels.reshape(-1, 1) * activation)
+    time, memory, good = time.reshape(count, -1), memory.reshape(count, -1), good.reshape(count, -1)
     sizes = state + ranks.flying[:, None] * activation
     paid = time[ranks.rank_of][:, :, None] * t + memory[ranks.rank_of][:, :, None] * sizes[:, None, :]
     extra = np.zeros_like(time)
@@ -245,11 +250,45 @@ def _shared_time(duals: _Duals, ranks: _Ranks, number: int, low: float) -> float
         low = step
 
 
-def _whole_time(duals: _Duals, ranks: _Ranks, number: int, low: float) -> float:
-    """The same with whole segments on each rank, to a ten-thousandth from below."""
+def _few_times(chain: ChainProblem, main: int, times: Sequence[float], ranks: _Ranks) -> Array:
+    """Least time in which a rank runs 1, 2, ... whole segments within its memory, if it has to run so few.
+
+    Its segments count as if all were on the stage with the least in flight.
+    """
+    row, count = chain.options[main], len(ranks.average)
+    if chain.lengths[main] > _FEW * count or len(row) > _MOST_OPTIONS:
+        return np.zeros((count, 0))
+    t, state, activation, transient = np.array(
+        [(time, o.state_bytes, o.activation_bytes, o.transient_bytes) for time, o in zip(times, row, strict=True)]
+    ).T
+    smallest = min(option.transient_bytes for options in chain.options for option in options)
+    least = np.full(count, np.inf)
+    np.minimum.at(least, ranks.rank_of, ranks.flying)
+    room = (ranks.memory - ranks.taken_bytes + smallest)[:, None]
+    found = []
+    for number in range(1, _FEW + 1):
+        used = _multisets(len(row), number)
+        kept = state[used].sum(axis=1) + least[:, None] * activation[used].sum(axis=1)
+        fits = kept + transient[used].max(axis=1) <= room
+        found.append(np.where(fits, t[used].sum(axis=1), np.inf).min(axis=1))
+    return np.asarray(np.stack(found, axis=1) + (ranks.fixed_us + ranks.taken_us)[:, None])
+
+
+@cache
+def _multisets(options: int, number: int) -> Indices:
+    """Every choice of so many out of the options, order aside."""
+    return np.array(list(combinations_with_replacement(range(options), number)), dtype=np.intp)
+
+
+def _whole_time(duals: _Duals, ranks: _Ranks, number: int, low: float, few: Array) -> float:
+    """The same with whole segments on each rank, to a ten-thousandth from below; ``few`` has their least times."""
 
     def holds(limit_us: float) -> bool:
-        return bool(np.floor(_capacity(duals, ranks, limit_us) * (1 + 1e-9)).sum() >= number)
+        held = np.floor(_capacity(duals, ranks, limit_us) * (1 + 1e-9))
+        if few.shape[1]:
+            counted = (few * _SAFE <= limit_us).sum(axis=1)
+            held = np.where(counted < few.shape[1], np.minimum(held, counted), held)
+        return bool(held.sum() >= number)
 
     if low == float("inf") or holds(low):
         return low

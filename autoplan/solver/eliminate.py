@@ -27,7 +27,7 @@ class _Step:
 
     variable: int
     scope: Scope
-    """Of the sum of its tables; the variable is the last axis."""
+    """Of the sum of its tables; the variable is the first axis."""
     inputs: tuple[tuple[int, tuple[int, ...]], ...]
     """Numbers of the tables that are summed, and their shapes with a 1 for each variable they do not know."""
 
@@ -59,20 +59,20 @@ def plan_elimination(sizes: Sequence[int], scopes: Sequence[Scope]) -> Eliminati
     """Fix the order: always the variable whose elimination makes the smallest table, of equal ones the first."""
     order = _order(sizes, scopes)
     when = {variable: i for i, variable in enumerate(order)}
-    known = [tuple(sorted(scope, key=when.__getitem__, reverse=True)) for scope in scopes]
+    known = [tuple(sorted(scope, key=when.__getitem__)) for scope in scopes]
     transposes = tuple(tuple(map(old.index, new)) for old, new in zip(scopes, known, strict=True))
     waiting: list[list[int]] = [[] for _ in sizes]
     for number, scope in enumerate(known):
-        waiting[scope[-1]].append(number)
+        waiting[scope[0]].append(number)
     steps = []
     for variable in order:
         mine = waiting[variable]
-        scope = tuple(sorted({v for i in mine for v in known[i]} | {variable}, key=when.__getitem__, reverse=True))
+        scope = tuple(sorted({v for i in mine for v in known[i]} | {variable}, key=when.__getitem__))
         shapes = (tuple(sizes[v] if v in known[i] else 1 for v in scope) for i in mine)
         steps.append(_Step(variable=variable, scope=scope, inputs=tuple(zip(mine, shapes, strict=True))))
-        known.append(scope[:-1])
+        known.append(scope[1:])
         if len(scope) > 1:
-            waiting[scope[-2]].append(len(known) - 1)
+            waiting[scope[1]].append(len(known) - 1)
     largest = max((math.prod(sizes[v] for v in step.scope) for step in steps), default=0)
     return Elimination(sizes=tuple(sizes), transposes=transposes, steps=tuple(steps), largest=largest)
 
@@ -100,19 +100,27 @@ def _order(sizes: Sequence[int], scopes: Sequence[Scope]) -> list[int]:
 def minimise(plan: Elimination, tables: Sequence[Costs]) -> Minimum:
     """The least sum of the tables, which have the scopes the plan was made for."""
     made = _given(plan, tables)
-    best = []
     total = 0.0
     for step in plan.steps:
-        costs = _sum(plan, made, step)
-        best.append(costs.argmin(axis=-1))
-        least = costs.min(axis=-1)
+        least = _sum(plan, made, step).min(axis=0)
         made.append(least)
         if len(step.scope) == 1:
             total += float(least)
     states = [0] * len(plan.sizes)
-    for step, firsts in zip(reversed(plan.steps), reversed(best), strict=True):
-        states[step.variable] = int(firsts[tuple(states[v] for v in step.scope[:-1])])
+    for step in reversed(plan.steps):
+        states[step.variable] = _first_best(plan, made, step, states)
     return Minimum(cost=total, states=tuple(states))
+
+
+def _first_best(plan: Elimination, made: list[Costs], step: _Step, states: Sequence[int]) -> int:
+    """The first best state of a variable, given those of the variables that are eliminated after it."""
+    later = [states[v] for v in step.scope[1:]]
+    costs = np.zeros(plan.sizes[step.variable])
+    for number, shape in step.inputs:
+        known = (state if size > 1 else 0 for state, size in zip(later, shape[1:], strict=True))
+        row: tuple[int | slice, ...] = (slice(None), *known)
+        costs = costs + made[number].reshape(shape)[row]
+    return int(costs.argmin())
 
 
 def min_marginals(plan: Elimination, tables: Sequence[Costs]) -> tuple[Costs, ...]:
@@ -122,15 +130,15 @@ def min_marginals(plan: Elimination, tables: Sequence[Costs]) -> tuple[Costs, ..
     sums = []
     for step in plan.steps:
         sums.append(_sum(plan, made, step))
-        made.append(sums[-1].min(axis=-1))
+        made.append(sums[-1].min(axis=0))
     roots = [float(made[first + i]) for i, step in enumerate(plan.steps) if len(step.scope) == 1]
     found: list[Costs] = [np.zeros(size) for size in plan.sizes]
     rest: dict[int, Costs] = {}
     """Of a table that a step wrote: the least sum of everything else, trees of other roots apart."""
     for i in reversed(range(len(plan.steps))):
         step = plan.steps[i]
-        costs = sums[i] + rest[first + i][..., None] if first + i in rest else sums[i]
-        found[step.variable] = costs.min(axis=tuple(range(costs.ndim - 1)))
+        costs = sums[i] + rest[first + i] if first + i in rest else sums[i]
+        found[step.variable] = costs.min(axis=tuple(range(1, costs.ndim)))
         for number, shape in step.inputs:
             if number >= first:
                 absent = tuple(axis for axis, size in enumerate(shape) if size == 1)
@@ -148,7 +156,8 @@ def _given(plan: Elimination, tables: Sequence[Costs]) -> list[Costs]:
 def _sum(plan: Elimination, made: list[Costs], step: _Step) -> Costs:
     if not step.inputs:
         return np.zeros(plan.sizes[step.variable])
-    total: Costs = np.zeros(())
-    for number, shape in step.inputs:
+    (first, shape), *others = step.inputs
+    total = made[first].reshape(shape)
+    for number, shape in others:
         total = total + made[number].reshape(shape)
     return total

@@ -21,8 +21,8 @@ _SLACK_US = 1e-3
 """More than what rounding to whole units can add up to."""
 _EQUAL_US = TIE_BREAK_US / 4
 """Less than what tells two answers apart, and more than rounding."""
-_STEPS = 12
-"""Times that shares are improved: most problems need three."""
+_PROGRESS, _IDLE_STEPS = 0.9, 4
+"""Shares are improved until so many steps in a row leave more than this part of the gap: most problems need three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,7 @@ class Bounds:
     relaxed: Network
     tables: tuple[Costs, ...] = field(repr=False)
     """At the shares that bound best."""
+    shares: tuple[Shares, ...] = field(repr=False)
     least_us: float
     """No answer costs less."""
     best: Choice
@@ -54,36 +55,50 @@ class Bounds:
     """What it costs."""
 
     @property
+    def gap_us(self) -> float:
+        """What is left open."""
+        return self.most_us - self.least_us
+
+    @property
     def is_proven(self) -> bool:
         """Whether no answer is better by what tells two answers apart."""
-        return self.most_us - self.least_us <= _EQUAL_US
+        return self.gap_us <= _EQUAL_US
 
 
-def bound(relaxed: Network, prices: Prices, fixed: Mapping[str, Placement]) -> Bounds:
-    """Bound the best answer from both sides, with better and better shares in the relaxed network."""
-    tables = tables_at(relaxed, prices, fixed)
-    shares = [shared.equal() for shared in relaxed.shared]
+def bound(
+    relaxed: Network, prices: Prices, fixed: Mapping[str, Placement], shares: Sequence[Shares] | None = None
+) -> Bounds:
+    """Bound the best answer from both sides, with better and better shares in the relaxed network.
+
+    ``shares`` are those to start from: what was good at other prices; equal ones without them.
+    """
+    shares = [shared.equal() for shared in relaxed.shared] if shares is None else shares
+    tables = _with_shares(relaxed, tables_at(relaxed, prices, fixed), shares)
     found = minimise(relaxed.plan, tables)
-    bounds = _bounds(relaxed, tables, found, prices)
-    for _ in range(_STEPS):
+    bounds = _bounds(relaxed, tables, shares, found, prices)
+    idle = 0
+    while not bounds.is_proven and idle < _IDLE_STEPS:
         slopes = [shared.slope(found.states) for shared in relaxed.shared]
         steepness = sum(float((slope * slope).sum()) for slope in slopes)
-        if bounds.is_proven or not steepness:
+        if not steepness:
             break
         length = (bounds.most_us * UNITS_PER_US - found.cost) / steepness
         shares = [projected(before + length * slope) for before, slope in zip(shares, slopes, strict=True)]
         tables = _with_shares(relaxed, tables, shares)
         found = minimise(relaxed.plan, tables)
-        bounds = _better(bounds, _bounds(relaxed, tables, found, prices))
+        closer = _better(bounds, _bounds(relaxed, tables, shares, found, prices))
+        idle = 0 if closer.gap_us < _PROGRESS * bounds.gap_us else idle + 1
+        bounds = closer
     return bounds
 
 
-def _bounds(relaxed: Network, tables: list[Costs], found: Minimum, prices: Prices) -> Bounds:
+def _bounds(relaxed: Network, tables: list[Costs], shares: Sequence[Shares], found: Minimum, prices: Prices) -> Bounds:
     choice = choice_of(relaxed, found)
     resolved = resolve(relaxed.problem, choice)
     return Bounds(
         relaxed=relaxed,
         tables=tuple(tables),
+        shares=tuple(shares),
         least_us=found.cost / UNITS_PER_US,
         best=choice,
         most_us=objective(resolved, prices) + TIE_BREAK_US * len(resolved.moves),

@@ -214,7 +214,7 @@ def _facts(
     leaving = tuple(dst for output, dst in problem.outputs if output == value.name and dst is not None)
     key, shapes = (producer, made, tuple(readers), leaving), problem.moves.axis.shapes
     if key not in shapes:
-        shapes[key] = make_shape(producer, made, readers, leaving)
+        shapes[key] = make_shape(len(shapes), producer, made, readers, leaving)
     shape = shapes[key]
     grid = problem.moves.grid(value.name, shape.sources, tuple(shape.bits))
     return ValueFacts(value=value, shape=shape, grid=grid)
@@ -260,7 +260,7 @@ def _holds(builder: _Builder, number: int, fact: ValueFacts) -> SetsOf | None:
     hands_on = kept and node.operands[0] == name
     if not hands_on and name not in builder.saved[number]:
         return None
-    masks = masks_of(bits, ({place for saved, place in c.saved if saved == name} for c in node.candidates))
+    masks = masks_of(bits, ([place for saved, place in c.saved if saved == name] for c in node.candidates))
     if not hands_on:
         return SetsOf(scope=(number,), masks=masks)
     base = masks_of(bits, ((c.strategy.inputs[0],) for c in node.candidates))

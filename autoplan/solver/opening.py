@@ -172,58 +172,68 @@ def probe_of(state: Search, node: Node) -> Node | None:
     fitting = [(tight, way) for tight, way in bounds if tight < INFINITE]
     if not fitting:
         return None
-    below = [(lower_bound_us(chain), below) for below, chain in _holdings(state, replace(node, way=min(fitting)[1]), [])]
-    tight, best = min(below, key=lambda pair: pair[0], default=(INFINITE, None))
+    held = _holdings(state, replace(node, way=min(fitting)[1]), [])
+    bounded = [(lower_bound_us(_chain_at(state, below)), below) for below in held]
+    tight, best = min(bounded, key=lambda pair: pair[0], default=(INFINITE, None))
     return best if tight < INFINITE else None
 
 
 def open_schedule(state: Search, node: Node, bound: float) -> None:
-    """Bound a schedule by its memory; then every way to hold parameters under it, memory left aside."""
-    tight = _schedule_bound(state, node, lower_bound_us)
-    if tight > bound * _HIGHER:
-        _again(state, node, tight)
-        return
+    """Bound every way to hold parameters under one schedule by its work alone."""
     refused: list[Point] = []
-    for below, chain in _holdings(state, node, refused):
-        state.push(max(bound, fastest_bound_us(chain)), below)
+    for below in _holdings(state, node, refused):
+        assert below.point is not None
+        state.push(max(bound, _priced(state, below).spread_us(below.point)), below)
     for point in refused:
         state.refuse(point, "parameters, gradients and optimizer states alone exceed the memory")
 
 
-def is_next(state: Search, node: Node, bound: float) -> bool:
-    """Bound a point by its memory; whether it is still the one to solve, or else it is opened later or refused."""
-    setting, priced = priced_at(state, node)
-    tight = lower_bound_us(chain_of(setting, priced, state.request.cuts), enough_us=state.cutoff_us)
-    if tight > bound * _HIGHER:
-        _again(state, node, tight)
+def is_raised(state: Search, node: Node, bound: float, enough_us: float) -> bool:
+    """Whether the memory raises the bound of a schedule or a point, which is then opened later, or refused."""
+    if node.holding is not None:
+        tight = lower_bound_us(_chain_at(state, node), enough_us=enough_us)
+    else:
+        tight = bound if node.way is None else _schedule_bound(state, node, lower_bound_us)
+    if tight <= bound * _HIGHER:
         return False
+    _again(state, node, tight)
     return True
 
 
-def _holdings(state: Search, node: Node, refused: list[Point]) -> Iterator[tuple[Node, ChainProblem]]:
+def _holdings(state: Search, node: Node, refused: list[Point]) -> Iterator[Node]:
     """Every way to hold parameters under one schedule that may fit; ``refused`` collects the others."""
-    family, way = node.family, node.way
-    assert way is not None
-    limit = state.space.cluster.memory_bytes
-    for holding in holdings(state.space, family):
-        point = point_of(family, holding, *way)
-        if least_state_bytes(state.space.facts, point) > limit:
+    assert node.way is not None
+    for holding in holdings(state.space, node.family):
+        point = point_of(node.family, holding, *node.way)
+        if least_state_bytes(state.space.facts, point) > state.space.cluster.memory_bytes:
             refused.append(point)
-            continue
-        below = replace(node, holding=holding)
-        setting, priced = priced_at(state, below)
-        yield below, chain_of(setting, priced, state.request.cuts)
+        else:
+            yield replace(node, holding=holding)
+
+
+def _chain_at(state: Search, node: Node) -> ChainProblem:
+    setting, priced = priced_at(state, node)
+    return chain_of(setting, priced, state.request.cuts)
 
 
 def priced_at(state: Search, node: Node) -> tuple[Setting, PricedRuns]:
-    """The setting of a point, and its runs with prices; these are the same for every schedule."""
+    """The setting of a point, and its runs with prices."""
+    return _setting(state, node), _priced(state, node)
+
+
+def _setting(state: Search, node: Node) -> Setting:
+    assert node.key is not None and node.point is not None
+    return setting_at(state.tables, state.space.facts, node.point, state.tables.table(node.key))
+
+
+def _priced(state: Search, node: Node) -> PricedRuns:
+    """Runs with their prices; these are the same for every schedule."""
     assert node.key is not None and node.holding is not None and node.point is not None
-    table = state.tables.table(node.key)
-    setting = setting_at(state.tables, state.space.facts, node.point, table)
     found = node.family, node.key, node.holding
     if found not in state.priced:
-        several = min(setting.point.num_stages, 2)
+        several = min(node.point.num_stages, 2)
         if several not in state.run_params:
-            state.run_params[several] = run_params(setting.sg, several)
-        state.priced[found] = price_runs(setting, table, state.run_params[several])
-    return setting, state.priced[found]
+            state.run_params[several] = run_params(state.tables.sg, several)
+        table = state.tables.table(node.key)
+        state.priced[found] = price_runs(_setting(state, node), table, state.run_params[several])
+    return state.priced[found]

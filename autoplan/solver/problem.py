@@ -170,6 +170,10 @@ class Axis:
     """By everything a shape follows from."""
     plans: dict[tuple[Scope, tuple[Scope, ...]], Elimination] = field(default_factory=dict, repr=False, compare=False)
     """By the sizes of the variables and the scopes of the tables."""
+    widths: dict[tuple[int, ...], int] = field(default_factory=dict, repr=False, compare=False)
+    """Entries of the largest table that elimination needs, by the numbers of the shapes of all values."""
+    locals: dict[tuple[TensorMeta, Placement], TensorMeta] = field(default_factory=dict, repr=False, compare=False)
+    """A tensor as the first rank holds it."""
 
     @property
     def degree(self) -> int:
@@ -191,7 +195,8 @@ class Moves(Mapping[MoveKey, Move]):
         name, src, dst = key
         if src == dst or src not in self.sources[name] or dst not in self.wanted.get(name, ()):
             raise KeyError(key)
-        return self._price(self.of[name], src, dst)
+        value = self.of[name]
+        return self._price(value, self._memo(value), src, dst)
 
     def __iter__(self) -> Iterator[MoveKey]:
         """By value."""
@@ -205,18 +210,20 @@ class Moves(Mapping[MoveKey, Move]):
     def grid(self, name: str, sources: tuple[Placement, ...], wanted: tuple[Placement, ...]) -> MoveGrid:
         """The moves of a value between all of these."""
         value = self.of[name]
-        grids = self._memo(value).grids
-        if (sources, wanted) not in grids:
-            grids[sources, wanted] = self._grid(value, sources, wanted)
-        return grids[sources, wanted]
+        memo = self._memo(value)
+        if (sources, wanted) not in memo.grids:
+            memo.grids[sources, wanted] = self._grid(value, memo, sources, wanted)
+        return memo.grids[sources, wanted]
 
-    def _grid(self, value: ValueProblem, sources: tuple[Placement, ...], wanted: tuple[Placement, ...]) -> MoveGrid:
+    def _grid(
+        self, value: ValueProblem, memo: MoveMemo, sources: tuple[Placement, ...], wanted: tuple[Placement, ...]
+    ) -> MoveGrid:
         shape = len(sources), len(wanted)
         total_us, copies, differ = np.zeros(shape), np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
         for i, src in enumerate(sources):
             for j, dst in enumerate(wanted):
                 if src != dst:
-                    move = self._price(value, src, dst)
+                    move = self._price(value, memo, src, dst)
                     total_us[i, j], copies[i, j], differ[i, j] = move.total_us, move.copies, True
         source_bytes, wanted_bytes = (
             np.array([local_bytes(value.meta, place, self.axis.degree) for place in places], dtype=np.float64)
@@ -227,13 +234,15 @@ class Moves(Mapping[MoveKey, Move]):
         )
 
     def _memo(self, value: ValueProblem) -> MoveMemo:
-        return self.axis.moves.setdefault((value.meta, value.needs_grad), MoveMemo())
+        key = value.meta, value.needs_grad
+        if key not in self.axis.moves:
+            self.axis.moves[key] = MoveMemo()
+        return self.axis.moves[key]
 
-    def _price(self, value: ValueProblem, src: Placement, dst: Placement) -> Move:
-        known = self._memo(value).moves
-        if (src, dst) not in known:
-            known[src, dst] = price_move(value.meta, value.needs_grad, src, dst, self.axis)
-        return known[src, dst]
+    def _price(self, value: ValueProblem, memo: MoveMemo, src: Placement, dst: Placement) -> Move:
+        if (src, dst) not in memo.moves:
+            memo.moves[src, dst] = price_move(value.meta, value.needs_grad, src, dst, self.axis)
+        return memo.moves[src, dst]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,6 +261,15 @@ class Problem:
         """A node without a candidate is a mistake of the caller, never an infinite price."""
         for node in self.nodes:
             assert node.candidates, f"{node.name} has no candidate"
+
+
+def local_meta(meta: TensorMeta, placement: Placement, axis: Axis) -> TensorMeta:
+    """The first (largest) rank's part."""
+    key = meta, placement
+    if key not in axis.locals:
+        shape = local_shape(meta.shape, placement, axis.degree, 0)
+        axis.locals[key] = TensorMeta(shape=shape, dtype=meta.dtype)
+    return axis.locals[key]
 
 
 def local_bytes(meta: TensorMeta, placement: Placement, degree: int) -> int:

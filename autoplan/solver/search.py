@@ -13,7 +13,15 @@ from autoplan.errors import InputError
 from autoplan.sharding import Shard
 from autoplan.solver.mesh import Point
 from autoplan.solver.milp import SolveState
-from autoplan.solver.opening import is_next, open_boundary, open_families, open_family, open_schedule, priced_at, probe_of
+from autoplan.solver.opening import (
+    is_raised,
+    open_boundary,
+    open_families,
+    open_family,
+    open_schedule,
+    priced_at,
+    probe_of,
+)
 from autoplan.solver.points import Space
 from autoplan.solver.request import Request
 from autoplan.solver.state import INFINITE, NO_CUT, Loss, Node, Progress, Search, close, leaves, points_under
@@ -45,6 +53,7 @@ def search(tables: Tables, space: Space, request: Request, progress: Progress) -
         open_families(state)
         _run(state)
         _polish(state)
+        _tighten(state)
     except KeyboardInterrupt:
         if state.best is None:
             raise
@@ -66,6 +75,19 @@ def _polish(state: Search) -> None:
         _solve(state, node, node.point, thorough=True)
     if not state.is_proven:
         _run(state, most=_POLISHED)
+
+
+def _tighten(state: Search) -> None:
+    """Bound what is open next by its memory, for a closer proof; nothing more is solved."""
+    for _ in range(_POLISHED):
+        if state.best is None or not state.open or state.open[0][0] >= state.best.total_us:
+            return
+        bound, _, node = heapq.heappop(state.open)
+        if node in state.probed:
+            continue
+        if not is_raised(state, node, bound, state.best.total_us):
+            state.push(bound, node)
+            return
 
 
 def _run(state: Search, most: int | None = None) -> None:
@@ -96,9 +118,10 @@ def _say(state: Search, now: float) -> None:
 
 
 def _open(state: Search, node: Node, bound: float) -> None:
+    if node in state.probed or is_raised(state, node, bound, state.cutoff_us):
+        return
     if node.point is not None:
-        if node not in state.probed and is_next(state, node, bound):
-            _solve(state, node, node.point)
+        _solve(state, node, node.point)
     elif node.way is not None:
         open_schedule(state, node, bound)
     elif node.key is not None:

@@ -5,6 +5,7 @@ Values of equal shape differ in sizes only: each shape is worked out once and ke
 """
 
 import functools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -60,6 +61,8 @@ class MoveParts:
 class ValueShape:
     """The shape of one value's tables."""
 
+    number: int
+    """Which of the axis's shapes it is."""
     producer: Scope
     """Its variable; none when the value always arrives the same way."""
     sources: Places
@@ -82,26 +85,27 @@ class ValueShape:
         return self.parts[relaxed]
 
 
-def make_shape(producer: Scope, made: Places, readers: Sequence[Reader], leaving: Places) -> ValueShape:
+def make_shape(number: int, producer: Scope, made: Places, readers: Sequence[Reader], leaving: Places) -> ValueShape:
     """``made`` is the placement of the value per state of its producer."""
     sources = tuple(dict.fromkeys(made))
     wanted = [list(zip(*positions, strict=True)) for _, positions in readers]
     places = dict.fromkeys(place for reader in wanted for candidate in reader for place in candidate)
     bits = {place: 1 << i for i, place in enumerate(places | dict.fromkeys(leaving))}
     return ValueShape(
+        number=number,
         producer=producer,
         sources=sources,
         of_state=tuple(map(sources.index, made)),
         bits=bits,
         leaving=sum(bits[place] for place in dict.fromkeys(leaving)),
         readers=tuple(number for number, _ in readers),
-        wants=tuple(masks_of(bits, map(dict.fromkeys, reader)) for reader in wanted),
+        wants=tuple(masks_of(bits, reader) for reader in wanted),
     )
 
 
 def masks_of(bits: Mapping[Placement, int], sets: Iterable[Iterable[Placement]]) -> Masks:
-    """Sets without repeats as masks."""
-    return np.array([sum(bits[place] for place in places) for places in sets], dtype=np.int64)
+    """Sets as masks."""
+    return np.array([functools.reduce(operator.or_, (bits[p] for p in places), 0) for places in sets], dtype=np.int64)
 
 
 def members_of(masks: Masks, count: int) -> Costs:
@@ -139,7 +143,8 @@ def _move_parts(shape: ValueShape, relaxed: bool) -> MoveParts:
         for number, masks in zip(shape.readers, shape.wants, strict=True)
     )
     some = [part for part in readers if part.masks.any()]
-    full, shared, hub, lacks = [leaving], [], np.array([]), ()
+    full, shared, hub = [leaving], list[SetsOf](), np.array([])
+    lacks: tuple[tuple[Scope, Costs], ...] = ()
     if len(some) <= MOST_READERS:
         full += [union_of(some)] if some else []
     elif relaxed:

@@ -81,6 +81,8 @@ class ParamCost:
     forward_us: float
     """Collectives over the data ranks in one forward pass, before anything hides them."""
     backward_us: float
+    accumulate_us: float
+    """Adding the gradients of a microbatch to those of the ones before."""
     last_us: float
     """With the last backward pass of a step."""
     end_us: float
@@ -89,21 +91,52 @@ class ParamCost:
     optimizer_us: float
 
 
-def param_cost(setting: Setting, option: Option, owned: Iterable[str], shared: Iterable[str] = ()) -> ParamCost:
-    """Price the parameters of a segment; ``owned`` and ``shared`` as in ``segment_cost``."""
-    names = tuple(owned)
-    issued, params, alone = _held_by_data_ranks(setting, option, names, frozenset(shared))
-    summed = sum(_tensor_sum_bytes(setting, option, name) for name in names)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBytes:
+    """What the parameters of a segment measure by one layout and one way to share them, whoever the ranks are."""
+
+    params: tuple[ParamBytes, ParamBytes]
+    """All but experts that are split, and those."""
+    alone: tuple[ParamBytes, ParamBytes]
+    """Of these, what is gathered around this segment alone."""
+    tensor_sum_bytes: int
+
+
+def held_bytes(setting: Setting, option: Option, owned: Iterable[str], shared: Iterable[str] = ()) -> HeldBytes:
+    """Measure the parameters of a segment; ``owned`` and ``shared`` as in ``segment_cost``."""
+    names, held = tuple(owned), frozenset(shared)
+    apart = option.experts if setting.point.expert > 1 else frozenset()
+    params, alone = [], []
+    for is_expert in (False, True):
+        each = {name: param_of(setting, option, name) for name in names if (name in apart) is is_expert}
+        params.append(sum(each.values(), ParamBytes()))
+        alone.append(sum((size for name, size in each.items() if name not in held), ParamBytes()))
+    return HeldBytes(
+        params=(params[0], params[1]),
+        alone=(alone[0], alone[1]),
+        tensor_sum_bytes=sum(_tensor_sum_bytes(setting, option, name) for name in names),
+    )
+
+
+def param_cost(setting: Setting, held: HeldBytes) -> ParamCost:
+    """Price the parameters of a segment."""
+    issued = tuple(
+        one
+        for is_expert in (False, True)
+        for one in data_collectives(setting, held.params[is_expert], held.alone[is_expert], sharing(setting, is_expert))
+    )
+    params = held.params[0] + held.params[1]
     return ParamCost(
         params=params,
-        gathered_bytes=alone.gathered,
+        gathered_bytes=held.alone[0].gathered + held.alone[1].gathered,
         data=issued,
         forward_us=time_us(setting, issued, "forward"),
         backward_us=time_us(setting, issued, "backward"),
+        accumulate_us=accumulate_us(setting, params),
         last_us=time_us(setting, issued, "last backward"),
         end_us=time_us(setting, issued, "end"),
-        tensor_sum_bytes=summed,
-        tensor_end_us=setting.collective_us(CollectiveKind.ALL_REDUCE, summed, setting.groups.tensor),
+        tensor_sum_bytes=held.tensor_sum_bytes,
+        tensor_end_us=setting.collective_us(CollectiveKind.ALL_REDUCE, held.tensor_sum_bytes, setting.groups.tensor),
         optimizer_us=optimizer_us(setting, params),
     )
 
@@ -114,7 +147,7 @@ def segment_cost(setting: Setting, option: Option, owned: Iterable[str], shared:
     ``owned`` are those of its parameters, named as in the first segment of its class, that no earlier segment of the
     stage reads; ``shared`` are those of them that a later one reads, so that the stage gathers them.
     """
-    return with_params(setting, option, param_cost(setting, option, owned, shared))
+    return with_params(setting, option, param_cost(setting, held_bytes(setting, option, owned, shared)))
 
 
 def with_params(setting: Setting, option: Option, held: ParamCost) -> SegmentCost:
@@ -123,8 +156,8 @@ def with_params(setting: Setting, option: Option, held: ParamCost) -> SegmentCos
     dispatch = _dispatch(setting, option)
     return SegmentCost(
         forward_us=cost.forward_us,
-        backward_us=cost.backward_us,
-        weight_us=cost.weight_us,
+        backward_us=cost.backward_us + held.accumulate_us,
+        weight_us=cost.weight_us + held.accumulate_us,
         forward_comm_us=cost.forward_comm_us + time_us(setting, dispatch, "forward"),
         backward_comm_us=cost.backward_comm_us + time_us(setting, dispatch, "backward"),
         forward_data_us=max(0.0, held.forward_us - cost.forward_us),
@@ -143,23 +176,6 @@ def with_params(setting: Setting, option: Option, held: ParamCost) -> SegmentCos
             buffer_bytes=max(option.buffer_bytes, option.dispatch_bytes if setting.point.expert > 1 else 0),
         ),
     )
-
-
-def _held_by_data_ranks(
-    setting: Setting, option: Option, names: tuple[str, ...], held: frozenset[str]
-) -> tuple[tuple[Issued, ...], ParamBytes, ParamBytes]:
-    """Collectives over the data ranks, all parameters, and those that are gathered around this segment alone."""
-    issued: list[Issued] = []
-    total, total_alone = ParamBytes(), ParamBytes()
-    apart = option.experts if setting.point.expert > 1 else frozenset()
-    for is_expert in (False, True):
-        mine = [name for name in names if (name in apart) is is_expert]
-        each = {name: param_of(setting, option, name) for name in mine}
-        params = sum(each.values(), ParamBytes())
-        alone = sum((size for name, size in each.items() if name not in held), ParamBytes())
-        issued += data_collectives(setting, params, alone, sharing(setting, is_expert))
-        total, total_alone = total + params, total_alone + alone
-    return tuple(issued), total, total_alone
 
 
 def _dispatch(setting: Setting, option: Option) -> tuple[Issued, ...]:
@@ -206,6 +222,17 @@ def _tensor_sum_bytes(setting: Setting, option: Option, name: str) -> int:
 def updated_bytes(setting: Setting, params: ParamBytes) -> int:
     """Bytes of the trainable parameters that one rank updates."""
     return params.trainable if setting.point.data == "replicate" else params.kept_trainable
+
+
+def accumulate_us(setting: Setting, params: ParamBytes) -> float:
+    """Per microbatch: read the new gradient and the sum so far, write the sum."""
+    if setting.point.num_microbatches == 1 or params.trainable == 0:
+        return 0.0
+    dtype = next(iter(setting.sg.graph.params)).meta.dtype
+    gradients = setting.data_axis.gradient_bytes(params.trainable)
+    flops = params.trainable // DTYPE_BYTES[dtype]
+    work = Work(kind="memory", flops=flops, num_bytes=params.trainable + 2 * gradients, dtype=dtype)
+    return setting.cost.compute_us(work)
 
 
 def optimizer_us(setting: Setting, params: ParamBytes) -> float:

@@ -3,12 +3,12 @@
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autoplan.errors import InputError
-from autoplan.plan.plan import SearchStatus
+from autoplan.plan.plan import MESH_AXES, SearchStatus
 from autoplan.solver.bounds import Way
-from autoplan.solver.mesh import Point
+from autoplan.solver.mesh import Degrees, Point
 from autoplan.solver.points import Family, Holding, Space, holdings, point_of, schedules
 from autoplan.solver.request import Request
 from autoplan.solver.step import PricedRuns, RunParams, Step
@@ -169,11 +169,14 @@ def close(state: Search) -> None:
     if state.idle is not None and not state.kept:
         state.solved.append(state.idle)
         state.bound_us = min(state.bound_us, state.idle.total_us)
+    named: set[Degrees] = set()
     for bound, _, node in sorted(state.open, key=lambda entry: entry[:2]):
         state.bound_us = min(state.bound_us, bound)
         state.num_bounded += leaves(state, node) - sum(node.holds(probed) for probed in state.probed)
-        point = next(points_under(state, node), None)
+        degrees = replace(node.family.degrees, order=MESH_AXES)
+        point = None if degrees in named else next(points_under(state, node), None)
         if point is not None:
+            named.add(degrees)
             state.note(Loss(point=point, step_us=bound, is_bound=True))
     state.open.clear()
     if state.best is not None:

@@ -1,7 +1,7 @@
 """Level 2 at one point of level 0: options and stages from the chain, then the exact step time and memory."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from operator import le
 
@@ -17,9 +17,11 @@ from autoplan.solver.mesh import Point
 from autoplan.solver.milp import SolveState
 from autoplan.solver.setting import Setting
 from autoplan.solver.stagecost import (
+    HeldBytes,
     ParamCost,
     SegmentCost,
     StageCost,
+    held_bytes,
     in_class,
     optimizer_us,
     param_cost,
@@ -30,7 +32,7 @@ from autoplan.solver.stagecost import (
 )
 from autoplan.solver.stages import least_overflow, solve_stages
 from autoplan.solver.tables import Option, Table
-from autoplan.solver.tied import Ownership, held_bytes, ownership, settled_params, with_held, with_tied
+from autoplan.solver.tied import Ownership, ownership, settled_params, stage_bytes, with_held, with_tied
 
 ROUNDING_BYTES = 4096
 """Taken off the limit, so that the solver's tolerance never exceeds it."""
@@ -106,6 +108,12 @@ class PricedRuns:
     lengths: tuple[int, ...]
     """Segments of each run."""
 
+    def spread_us(self, point: Point) -> float:
+        """A step that no schedule beats: every segment by its fastest option, spread evenly over the ranks."""
+        shown = point.num_microbatches - (bubble_of(point).share if point.pp > 1 else 0.0)
+        least = (min(cost.time_us + cost.end_us / shown for _, cost in row) for row in self.rows)
+        return shown * sum(n * time for n, time in zip(self.lengths, least, strict=True)) / point.pp
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParams:
@@ -119,6 +127,8 @@ class RunParams:
     names: tuple[str, ...]
     """Those that are left to the chain."""
     readers: tuple[tuple[int, ...], ...]
+    known: dict[tuple[object, ...], HeldBytes] = field(default_factory=dict, repr=False)
+    """What was measured: by run, layout and way to share."""
 
 
 def run_params(sg: SegmentedGraph, num_stages: int) -> RunParams:
@@ -136,10 +146,10 @@ def run_params(sg: SegmentedGraph, num_stages: int) -> RunParams:
 
 def price_runs(setting: Setting, table: Table, held: RunParams) -> PricedRuns:
     """Price every option of every run."""
-    rows = [_distinct(setting, table.options[r.kind], mine) for r, mine in zip(held.runs, held.owned, strict=True)]
+    rows = [_distinct(setting, table.options[run.kind], held, r) for r, run in enumerate(held.runs)]
     first = next((r for r, mine in enumerate(held.owned) if mine.held), None)
     if first is not None:
-        size = held_bytes(setting, table, held.settled)
+        size = stage_bytes(setting, table, held.settled)
         rows[first] = tuple((option, with_held(cost, setting, size)) for option, cost in rows[first])
     shared = tuple(
         _shared(setting, held.runs, tuple(rows), name, at) for name, at in zip(held.names, held.readers, strict=True)
@@ -226,20 +236,29 @@ def scaled_rows(point: Point) -> tuple[Hidden, ...]:
     return tuple(Hidden(*(share * part for part in row)) for row in bubble_of(point).rows)
 
 
-def _distinct(setting: Setting, options: tuple[Option, ...], mine: Ownership) -> tuple[Priced, ...]:
+def _distinct(setting: Setting, options: tuple[Option, ...], held: RunParams, run: int) -> tuple[Priced, ...]:
     """Options of a run with their prices, those left out that another one beats or equals in everything."""
-    held: dict[int, ParamCost] = {}
+    layouts: dict[int, ParamCost] = {}
     kept: list[tuple[Priced, tuple[float, ...]]] = []
     for option in options:
         layout = id(option.resolved)
-        if layout not in held:
-            held[layout] = param_cost(setting, option, mine.owned, mine.held)
-        priced = option_cost(setting, option, mine, held[layout])
+        if layout not in layouts:
+            layouts[layout] = param_cost(setting, _measured(setting, option, held, run))
+        priced = option_cost(setting, option, held.owned[run], layouts[layout])
         figures = _figures(priced)
         if not any(_beats(other, figures) for _, other in kept):
             kept = [one for one in kept if not _beats(figures, one[1])]
             kept.append(((option, priced), figures))
     return tuple(one for one, _ in kept)
+
+
+def _measured(setting: Setting, option: Option, held: RunParams, run: int) -> HeldBytes:
+    """``held_bytes``, remembered: tables keep their layouts, so that a layout is known by its identity."""
+    point, mine = setting.point, held.owned[run]
+    found = run, id(option.resolved), point.data, point.shards, point.expert, point.expert_shards
+    if found not in held.known:
+        held.known[found] = held_bytes(setting, option, mine.owned, mine.held)
+    return held.known[found]
 
 
 def _beats(left: tuple[float, ...], right: tuple[float, ...]) -> bool:

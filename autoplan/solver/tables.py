@@ -134,10 +134,11 @@ class Tables:
     def problems(self, key: TableKey) -> tuple[Problem, ...]:
         """The problem of every class on the tensor axis."""
         _, model = self.context(key)
-        axis = self._axis(key.tp)
+        axis = self.axis(key.tp)
         return tuple(self._problem(model, self.sg.representative(k), axis, key) for k in range(len(self.sg.kind_names)))
 
-    def _axis(self, tp: int) -> Axis:
+    def axis(self, tp: int) -> Axis:
+        """The tensor axis of a degree."""
         if tp not in self.axes:
             group = Group(size=tp, per_node=min(tp, self.cluster.devices_per_node))
             self.axes[tp] = Axis(group=group, cost=self.cost)

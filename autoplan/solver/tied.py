@@ -82,7 +82,7 @@ def with_held(cost: OptionCost, setting: Setting, params: ParamBytes) -> OptionC
     )
 
 
-def held_bytes(setting: Setting, table: Table, settled: Sequence[str]) -> ParamBytes:
+def stage_bytes(setting: Setting, table: Table, settled: Sequence[str]) -> ParamBytes:
     """All that the one stage holds for several segments; every option places it alike."""
     sg, total = setting.sg, ParamBytes()
     for name in settled if setting.point.num_stages == 1 else ():

@@ -28,6 +28,17 @@ SAME_VALUES = VIEW_OPS | _CASTS
 """Ops whose result has the values of their first operand, or some of them."""
 _CREATORS = ("arange", "zeros", "ones", "full", "empty", "scalar_tensor")
 _PASS_THROUGH_GRAD = frozenset({"aten.add.Tensor", "aten.add_.Tensor", "aten.contiguous.default", "aten.clone.default"})
+_SPLITS = frozenset({"aten.split.Tensor", "aten.split_with_sizes.default", "aten.chunk.default", "aten.unbind.int"})
+"""Views of which backward joins the gradients of all parts."""
+_CUTS = frozenset({"aten.slice.Tensor", "aten.select.int", "aten.narrow.default"})
+"""Views of which backward sets the gradient of the part into zeros."""
+_REPEATS = frozenset({"aten.expand.default", "aten.expand_as.default", "aten.broadcast_to.default"})
+"""Views of which backward sums over what was repeated."""
+_NORMS = frozenset({"aten.layer_norm.default", "aten.rms_norm.default", "aten.group_norm.default"})
+_LOSSES = frozenset({"aten.cross_entropy_loss.default"})
+_LOSS_PASSES = (4, 6)
+"""How often a loss goes over its logits. Forward reads them for the largest, for the sum and for the log-probabilities
+that it writes; backward writes zeros, reads both twice and writes the gradient (log_softmax, nll_loss of PyTorch)."""
 ATTENTION_OPS = frozenset({"aten.scaled_dot_product_attention.default"})
 EMBEDDING_OPS = frozenset({"aten.embedding.default"})
 
@@ -101,8 +112,10 @@ def forward_work(node: OpNode, operands: Metas, results: Metas) -> Work | None:
 def backward_work(node: OpNode, operands: Metas, results: Metas, needs: tuple[bool, ...]) -> Work | None:
     """Work of the backward pass; ``needs`` tells per operand whether its gradient is wanted."""
     wanted = [meta for meta, need in zip(operands, needs, strict=True) if need]
-    if not wanted or is_view(node, operands):
+    if not wanted:
         return None
+    if is_view(node, operands):
+        return _view_backward(node, operands, results)
     if node.op == experts.EXPERTS_OP:
         return experts.backward_work(node, operands, results, needs)
     kind = work_kind(node)
@@ -118,7 +131,7 @@ def backward_work(node: OpNode, operands: Metas, results: Metas, needs: tuple[bo
             flops, launches = 2 * _flops(node, operands, results), 1
             if node.op in _PASS_THROUGH_GRAD and all(meta.shape == results[0].shape for meta in wanted):
                 return None
-            traffic = _bytes(results) + (1 if node.op in EMBEDDING_OPS else 2) * _bytes(wanted)
+            traffic = _backward_traffic(node, operands, results, needs)
     return Work(
         kind=kind,
         flops=flops,
@@ -145,6 +158,35 @@ def _numbered(arg: Arg, number: Mapping[str, int]) -> Arg:
     if isinstance(arg, Ref):
         return Token("value", str(number[arg.name]))
     return tuple(_numbered(item, number) for item in arg) if isinstance(arg, tuple) else arg
+
+
+def _view_backward(node: OpNode, operands: Metas, results: Metas) -> Work | None:
+    """Most views pass the gradient on as it is; some put it together."""
+    repeats = node.op in _REPEATS and results[0].num_elements > operands[0].num_elements
+    if not (repeats or node.op in _SPLITS or node.op in _CUTS):
+        return None
+    num_bytes = _bytes(results) + operands[0].num_bytes
+    return Work(kind="memory", flops=0, num_bytes=num_bytes, dtype=operands[0].dtype)
+
+
+def _backward_traffic(node: OpNode, operands: Metas, results: Metas, needs: tuple[bool, ...]) -> int:
+    """Bytes that the backward pass of an op reads and writes."""
+    wanted = [meta for meta, need in zip(operands, needs, strict=True) if need]
+    if node.op in _LOSSES:
+        return _LOSS_PASSES[1] * operands[0].num_bytes
+    if node.op in EMBEDDING_OPS:
+        return _bytes(results) + _bytes(wanted)
+    traffic = _bytes(results) + 2 * _bytes(wanted)
+    if node.op in _NORMS and any(needs[1:]):
+        traffic += 2 * operands[0].num_bytes  # the gradients of scale and shift read input and gradient again
+    return traffic + _mask_bytes(node, results)
+
+
+def _mask_bytes(node: OpNode, results: Metas) -> int:
+    """What a dropout writes, and reads again, on top: one byte for each element."""
+    if node.op != "aten.dropout.default" or not (node.args[1] and node.args[2]):
+        return 0
+    return results[0].num_elements
 
 
 def weight_share(node: OpNode, operands: Metas, needs: tuple[bool, ...], weights: tuple[bool, ...]) -> float:
@@ -174,7 +216,9 @@ def _bytes(metas: Metas | list[TensorMeta]) -> int:
 def _traffic(node: OpNode, operands: Metas, results: Metas) -> int:
     if node.op in EMBEDDING_OPS:
         return 2 * _bytes(results) + _bytes(operands[1:])
-    return _bytes(operands) + _bytes(results)
+    if node.op in _LOSSES:
+        return _LOSS_PASSES[0] * operands[0].num_bytes
+    return _bytes(operands) + _bytes(results) + _mask_bytes(node, results)
 
 
 def _flops(node: OpNode, operands: Metas, results: Metas) -> int:

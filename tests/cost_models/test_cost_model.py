@@ -180,12 +180,13 @@ def test_an_all_reduce_costs_no_more_than_its_two_halves() -> None:
 def test_exact_compute() -> None:
     profile = PROFILES["H100"]
     matmul = Work(kind="matmul", flops=2 * 4096**3, num_bytes=6 * 4096**2, dtype="bfloat16")
-    assert H100.compute_us(matmul) == pytest.approx(4.0 + (2 * 4096**3 + 2.5e9) / (989e6 * 0.75))
+    assert H100.compute_us(matmul) == pytest.approx(2.0 + (2 * 4096**3 + 4e9) / (989e6 * 0.68))
     add = Work(kind="memory", flops=10**6, num_bytes=10**9, dtype="bfloat16", launches=2)
-    assert H100.compute_us(add) == pytest.approx(2 * 4.0 + (1e9 + 2 * 2e6) / (3.35e6 * 0.85))
+    assert H100.compute_us(add) == pytest.approx(2 * 2.0 + (1e9 + 2 * 2e6) / (3.35e6 * 0.8))
     fused = replace(add, launches=0)
-    assert H100.compute_us(fused) == pytest.approx(1e9 / (3.35e6 * 0.85))
-    assert profile.launch_us == 4.0
+    assert H100.compute_us(fused) == pytest.approx(1e9 / (3.35e6 * 0.8))
+    small = Work(kind="memory", flops=10, num_bytes=20, dtype="bfloat16", launches=3)
+    assert H100.compute_us(small) == 3 * profile.host_us == 90.0
 
 
 def test_peaks_are_those_of_matrix_work() -> None:
@@ -196,9 +197,12 @@ def test_peaks_are_those_of_matrix_work() -> None:
 
 def test_exact_collectives() -> None:
     size, node, network = 10**9, 450e3 * 0.75, 50e3 * 0.9
+    slowdown = PROFILES["H100"].collective_slowdown
+    assert slowdown == 1.2
 
     def price(kind: CollectiveKind, group: Group) -> float:
-        return H100.collective_us(Collective(kind=kind, num_bytes=size, group=group))
+        """Alone on its links."""
+        return H100.collective_us(Collective(kind=kind, num_bytes=size, group=group)) / slowdown
 
     inside, across, column = Group(size=8, per_node=8), Group(size=16, per_node=8), Group(size=4, per_node=1)
     assert price(CollectiveKind.ALL_GATHER, inside) == pytest.approx(5 + 7 * 0.8 + 7 / 8 * size / node)
@@ -214,7 +218,9 @@ def test_exact_collectives() -> None:
 def test_a_small_all_reduce_of_many_nodes_climbs_a_tree() -> None:
     group = Group(size=512, per_node=8)
     small = H100.collective_us(Collective(kind=CollectiveKind.ALL_REDUCE, num_bytes=4, group=group))
-    assert small == pytest.approx(5 + 2 * (7 * 0.8 + 6 * 12), rel=1e-3)
+    assert small == pytest.approx(1.2 * (5 + 2 * (7 * 0.8 + 6 * 12)), rel=1e-3)
+    inside = Collective(kind=CollectiveKind.ALL_REDUCE, num_bytes=4, group=Group(size=2, per_node=2))
+    assert H100.collective_us(inside) == PROFILES["H100"].collective_host_us == 25.0
 
 
 def test_tensor_parallel_over_pcie_is_dearer_than_over_nvlink() -> None:

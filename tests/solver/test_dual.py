@@ -10,7 +10,14 @@ from random_chains import random_chain
 
 from autoplan.plan.schedule import Hidden
 from autoplan.solver import dual
-from autoplan.solver.chain import ChainProblem, fastest_bound_us, objective_us, overflow_bytes
+from autoplan.solver.chain import (
+    ChainProblem,
+    OptionCost,
+    StageLimits,
+    fastest_bound_us,
+    objective_us,
+    overflow_bytes,
+)
 from autoplan.solver.construct import construct
 from autoplan.solver.dual import lower_bound_us
 from autoplan.solver.milp import SolveState
@@ -77,6 +84,44 @@ def test_multipliers_without_their_memory_would_show(monkeypatch: pytest.MonkeyP
     ranks_of = dual._ranks_of
     monkeypatch.setattr(dual, "_ranks_of", lambda *args: replace(ranks_of(*args), memory=ranks_of(*args).memory * 0.99))
     assert too_high(lower_bound_us)
+
+
+def two_a_rank() -> ChainProblem:
+    """Four segments on two ranks: two that keep everything do not fit, one that does and one that does not fits."""
+    keep = OptionCost(time_us=10.0, end_us=0.0, state_bytes=0, activation_bytes=60, transient_bytes=0)
+    again = OptionCost(time_us=16.0, end_us=0.0, state_bytes=0, activation_bytes=10, transient_bytes=0)
+    return ChainProblem(
+        lengths=(4,),
+        options=((keep, again),),
+        stages=(StageLimits(), StageLimits()),
+        ranks=((0,), (1,)),
+        in_flight=(((1,),), ((1,),)),
+        num_microbatches=8,
+        memory_bytes=110,
+    )
+
+
+def test_few_segments_are_counted_by_their_options(monkeypatch: pytest.MonkeyPatch):
+    chain = two_a_rank()
+    best = oracle.best_chain(chain)
+    assert best == 8 * 26 + 26
+    assert 0.95 * best < lower_bound_us(chain) <= best
+    monkeypatch.setattr(dual, "_FEW", 0)
+    assert lower_bound_us(chain) < 0.85 * best
+
+
+def test_few_segments_without_one_of_their_options_would_show(monkeypatch: pytest.MonkeyPatch):
+    multisets = dual._multisets
+    monkeypatch.setattr(dual, "_multisets", lambda options, number: multisets(options, number)[options > 1 :])
+    assert too_high(lower_bound_us)
+
+
+def test_a_bound_that_is_enough_is_a_bound_and_is_enough():
+    for seed in SEEDS:
+        chain, best = random_chain(seed), lower_bound_us(random_chain(seed))
+        if best < EVER:
+            assert best * 0.9 <= lower_bound_us(chain, enough_us=best * 0.9) <= best * (1 + 1e-9)
+            assert lower_bound_us(chain, enough_us=best * 1.1) == best
 
 
 def test_constructed_cuts_fit_and_are_never_better_than_the_best():

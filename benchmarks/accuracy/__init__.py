@@ -1,0 +1,1 @@
+"""Tables of published runs: read, laid out as plans, priced, and held against what was measured."""
