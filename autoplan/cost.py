@@ -98,6 +98,10 @@ class CostModel(Protocol):
         """Time of the collective, alone on its links; 0 for a group of one."""
         ...
 
+    def overlap_loss(self) -> float:
+        """Part of a collective's time, from 0 to 1, that the compute it hides behind loses to it."""
+        ...
+
     def host_copy_us(self, num_bytes: int) -> float:
         """Time of one copy between a device and the memory of its node, one way; 0 for no bytes.
 

@@ -40,6 +40,10 @@ class ProfileCostModel:
         known = self._times.collective_us(collective)
         return collectives.collective_us(collective, self.profile) if known is None else known
 
+    def overlap_loss(self) -> float:
+        """Part of a collective's time that the compute beside it loses."""
+        return self.profile.overlap_loss
+
     def host_copy_us(self, num_bytes: int) -> float:
         """Microseconds to copy between a device and the memory of its node, alone on the link; 0 for no bytes.
 

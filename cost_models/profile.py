@@ -127,6 +127,8 @@ class Profile:
     """What the host takes to issue one collective, as ``host_us``."""
     collective_slowdown: float
     """How much longer a collective takes inside a step than alone, at least 1."""
+    overlap_loss: float
+    """Part of a collective's time that compute beside it loses: both want the device's engines and its memory."""
     node: Link
     """Between devices of a node."""
     network: Link
@@ -188,6 +190,7 @@ _OPTIONAL = (
     "compute.host_us",
     "collectives.host_us",
     "collectives.slowdown",
+    "collectives.overlap_loss",
     "links.node.switch_reduce_efficiency",
     "links.network.switch_reduce_efficiency",
 )
@@ -274,6 +277,7 @@ def build_profile(content: Content) -> Profile:
         collective_launch_us=values["collectives.launch_us"],
         collective_host_us=values.get("collectives.host_us", 0.0),
         collective_slowdown=values.get("collectives.slowdown", 1.0),
+        overlap_loss=values.get("collectives.overlap_loss", 0.0),
         node=_link(content, "links.node"),
         network=_link(content, "links.network"),
         host=_link(content, "links.host") if _has_host(content) and not content.host_memory else None,
@@ -394,6 +398,8 @@ def _in_range(value: object, key: str, file: str) -> float:
         raise InputError(f"{file}: {key} must be below 1, found {value!r}; 0.05 means 5 %")
     if key.endswith("efficiency") and value > 1:
         raise InputError(f"{file}: {key} is a fraction of the peak and at most 1, found {value!r}; 0.8 means 80 %")
+    if key.endswith("loss") and value >= 1:
+        raise InputError(f"{file}: {key} must be below 1, found {value!r}; 0.25 means a quarter")
     if key.endswith("slowdown") and value < 1:
         raise InputError(f"{file}: {key} is a factor of at least 1, found {value!r}; 1.3 means 30 % longer")
     return float(value)

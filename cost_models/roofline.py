@@ -36,6 +36,7 @@ def estimate(work: Work, profile: Profile) -> Estimate:
     parts = {
         "memory_efficiency": profile.memory.time_us(work.num_bytes, work.launches, profile.memory_bytes_per_us),
         "launch_us": work.launches * profile.launch_us,
+        "host_us": work.launches * profile.host_us if time == work.launches * profile.host_us else 0.0,
     }
     arithmetic = curve.time_us(work.flops, work.launches, peak)
     parts["peak_vector_tflops" if work.kind == "memory" else f"{work.kind}_efficiency"] = arithmetic
@@ -44,7 +45,7 @@ def estimate(work: Work, profile: Profile) -> Estimate:
     return Estimate(
         time_us=time,
         efficiency=at_best / time if time else 1.0,
-        limit="launch" if key == "launch_us" else "memory" if key == "memory_efficiency" else "compute",
+        limit="launch" if key in ("launch_us", "host_us") else "memory" if key == "memory_efficiency" else "compute",
         source=_source_text(profile, f"compute.{key}"),
     )
 

@@ -50,7 +50,7 @@ def test_words_name_the_rest_and_the_sources():
     text = ops_text(plan, examine.ops(plan), most=3)
     assert "more take" in text
     assert "Sources" in text
-    assert "compute.launch_us, " in text
+    assert "compute.host_us, " in text
 
 
 def test_the_command_lists_ops(tmp_path: Path):

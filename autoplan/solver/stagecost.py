@@ -160,10 +160,10 @@ def with_params(setting: Setting, option: Option, held: ParamCost) -> SegmentCos
         weight_us=cost.weight_us + held.accumulate_us,
         forward_comm_us=cost.forward_comm_us + time_us(setting, dispatch, "forward"),
         backward_comm_us=cost.backward_comm_us + time_us(setting, dispatch, "backward"),
-        forward_data_us=max(0.0, held.forward_us - cost.forward_us),
-        backward_data_us=max(0.0, held.backward_us - cost.backward_us),
+        forward_data_us=exposed_us(setting, held.forward_us, cost.forward_us),
+        backward_data_us=exposed_us(setting, held.backward_us, cost.backward_us),
         tensor_end_us=held.tensor_end_us,
-        data_end_us=held.end_us + max(0.0, held.last_us - cost.backward_us),
+        data_end_us=held.end_us + exposed_us(setting, held.last_us, cost.backward_us),
         optimizer_us=held.optimizer_us,
         tensor_sum_bytes=held.tensor_sum_bytes,
         dispatch=dispatch,
@@ -222,6 +222,12 @@ def _tensor_sum_bytes(setting: Setting, option: Option, name: str) -> int:
 def updated_bytes(setting: Setting, params: ParamBytes) -> int:
     """Bytes of the trainable parameters that one rank updates."""
     return params.trainable if setting.point.data == "replicate" else params.kept_trainable
+
+
+def exposed_us(setting: Setting, comm_us: float, compute_us: float) -> float:
+    """What communication beside compute adds to it: all that outlasts it, and what the hidden part takes from it."""
+    hidden = min(comm_us, compute_us)
+    return comm_us - hidden + setting.cost.overlap_loss() * hidden
 
 
 def accumulate_us(setting: Setting, params: ParamBytes) -> float:

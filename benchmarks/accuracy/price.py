@@ -208,4 +208,8 @@ def _point(run: Run, plan: Pinned) -> Point:
 
 
 def _setting(tables: Tables, table: Table, point: Point, plan: Pinned) -> Setting:
-    return setting_at(tables, facts_of(tables.sg, plan.precision, ADAM_STATES), point, table)
+    """What is fixed at the plan. Whole values are sent in parts by the ranks of the tensor axis, as Megatron-LM does."""
+    setting = setting_at(tables, facts_of(tables.sg, plan.precision, ADAM_STATES), point, table)
+    if plan.sequence or point.tp == 1:
+        return setting
+    return replace(setting, cut_bytes=tuple(tuple(size // point.tp for size in cut) for cut in setting.cut_bytes))

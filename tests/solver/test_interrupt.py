@@ -43,6 +43,9 @@ class Counting:
         self._count()
         return self.toy.collective_us(collective)
 
+    def overlap_loss(self) -> float:
+        return self.toy.overlap_loss()
+
     def peak_flops_per_s(self, dtype: str) -> float:
         return self.toy.peak_flops_per_s(dtype)
 

@@ -27,6 +27,9 @@ class ToyCost:
         moved = collective.num_bytes * _VOLUME.get(collective.kind, 1.0) * (1 - 1 / collective.group.size)
         return self.latency_us + moved / self.link_bytes_per_us / (1 if not collective.group.crosses_nodes else 0.25)
 
+    def overlap_loss(self) -> float:
+        return 0.0
+
     def peak_flops_per_s(self, dtype: str) -> float:
         return 1e12
 
