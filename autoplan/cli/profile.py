@@ -84,6 +84,8 @@ def _measure(asked: "Asked", cases: Sequence["Case"], ranks: int | None, progres
     from autoplan.profiler import profile as profiler
     from autoplan.profiler.ranks import run_ranks
 
+    if ranks is not None and profiler.is_known(asked, profiler.shape_of(ranks), cases):
+        return
     if ranks is None:
         profiler.run(asked, cases, progress)
     else:

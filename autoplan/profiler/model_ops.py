@@ -31,6 +31,10 @@ class Recorder:
         """As the inner one."""
         return self.inner.collective_us(collective)
 
+    def overlap_loss(self) -> float:
+        """As the inner one."""
+        return self.inner.overlap_loss()
+
     def host_copy_us(self, num_bytes: int) -> float:
         """As the inner one."""
         return self.inner.host_copy_us(num_bytes)

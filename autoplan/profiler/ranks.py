@@ -13,7 +13,6 @@ Told = Callable[[str], None]
 Job = Callable[..., None]
 """A function of a module: called on every rank, as torchrun would have started it, with ``told`` as its last argument.
 """
-_PATIENCE_S = 10.0
 
 
 def run_ranks(ranks: int, job: Job, *args: object, told: Told) -> None:
@@ -34,7 +33,6 @@ def run_ranks(ranks: int, job: Job, *args: object, told: Told) -> None:
     finally:
         for process in started:
             if process.pid is not None:
-                process.join(_PATIENCE_S if process.exitcode is None and _all_ended(started) else 0)
                 process.kill()
                 process.join()
 
