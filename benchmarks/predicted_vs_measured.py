@@ -7,8 +7,9 @@ plan by that profile, runs all of them by ``autoplan.compile`` in turns, and com
     python benchmarks/predicted_vs_measured.py --ranks 2 --models small_gpt --rounds 2
     python benchmarks/predicted_vs_measured.py --json benchmarks/results/predicted_vs_measured.json
 
-Measured times are medians over the steps of all rounds, those left out during which other work took more than a tenth
-of the processors (a turn waits for quiet, for a while); memory is explained at ``ranks.peak_bytes``. The search of each group of rows without pins is a row too: the plan it chooses.
+Measured times are medians over the steps of all rounds, but those during which other work took more than a tenth of the
+processors (a turn is repeated a few times for quiet); memory is explained at ``ranks.peak_bytes``. The plan that the
+search chooses without pins is a row of each group too.
 """
 
 import argparse
@@ -258,8 +259,8 @@ def _summary(console: Console, rows: Sequence[Row]) -> None:
         worst = max(abs(row.memory_error) for row in group)
         console.print(
             f"{model} on {size} ranks, {len(group)} plans: rank correlation {correlation:.2f} (at least "
-            f"{LEAST_CORRELATION}), chosen plan {regret:.0%} behind the best (at most {MOST_REGRET:.0%}), mean error of "
-            f"step time {time:.0%}, of memory {memory:.0%} (at most {MOST_MEMORY_ERROR:.0%}), at worst {worst:.0%}"
+            f"{LEAST_CORRELATION}), chosen plan {regret:.0%} behind the best (at most {MOST_REGRET:.0%}), mean error "
+            f"of step time {time:.0%}, of memory {memory:.0%} (at most {MOST_MEMORY_ERROR:.0%}), at worst {worst:.0%}"
         )
 
 

@@ -50,7 +50,9 @@ class CollectiveTimes:
         points = list(zip(self.num_bytes, self.us, strict=True))
         assert points, "a curve needs a point"
         slack = 1 + 1e-9  # of rounding
-        assert all(a < b and t <= u * slack and t / a * slack >= u / b for (a, t), (b, u) in pairwise(points)), f"no curve: {points}"
+        assert all(a < b and t <= u * slack and t / a * slack >= u / b for (a, t), (b, u) in pairwise(points)), (
+            f"no curve: {points}"
+        )
 
     def time_us(self, num_bytes: int) -> float:
         """Time of one collective of that size; 0 for no bytes."""
@@ -122,7 +124,9 @@ def read_measured(table: object, file: str) -> Measured:
         date=date.isoformat(),
         machine=tuple((name, str(value)) for name, value in _table(table, "machine", file).items()),
         collectives=tuple(_collectives(table.get("collectives", []), file)),
-        ops=tuple((name, _us(us, f"measured.ops of {name!r}", file)) for name, us in _table(table, "ops", file).items()),
+        ops=tuple(
+            (name, _us(us, f"measured.ops of {name!r}", file)) for name, us in _table(table, "ops", file).items()
+        ),
     )
 
 

@@ -149,7 +149,7 @@ def compute_cases(device: DeviceKind, quick: bool) -> Iterator[Compute]:
         yield Attention(batch=2, heads=4 if device == "cpu" else 16, length=length, head=64, dtype=dtype)
     sizes = (4096, _MIB) if quick else (2**14, 2**17, _MIB, 8 * _MIB, 64 * _MIB)
     for op in ("add", "gelu", "layer_norm"):
-        yield from (Stream(op=op, num_bytes=size, dtype=dtype) for size in sizes)  # type: ignore[arg-type]
+        yield from (Stream(op=op, num_bytes=size, dtype=dtype) for size in sizes)
     if device == "cuda":
         yield from (Stream(op="add", num_bytes=size * _MIB, dtype=dtype) for size in (256, 1024))
         yield from (HostCopy(num_bytes=size) for size in (2**12, _MIB, 256 * _MIB))
@@ -157,8 +157,10 @@ def compute_cases(device: DeviceKind, quick: bool) -> Iterator[Compute]:
 
 def _matmuls(device: DeviceKind, quick: bool) -> Iterator[Matmul]:
     main = "float32" if device == "cpu" else "bfloat16"
-    squares = (32, 128, 256) if quick else (32, 64, 128, 256, 512, 1024)
-    thin = ((64, 256, 64), (256, 64, 1024), (1, 512, 512), (512, 512, 16), (2048, 128, 128), (256, 4096, 256))
+    squares: tuple[int, ...] = (32, 128, 256) if quick else (32, 64, 128, 256, 512, 1024)
+    thin: tuple[tuple[int, int, int], ...] = (
+        (64, 256, 64), (256, 64, 1024), (1, 512, 512), (512, 512, 16), (2048, 128, 128), (256, 4096, 256),
+    )  # fmt: skip
     if device == "cuda":
         squares = (512, 1024) if quick else (512, 1024, 2048, 4096, 8192, 16384)
         thin = ((2048, 2048, 512), (8192, 1024, 4096), (16, 8192, 8192), (4096, 11008, 4096), (8192, 50304, 4096))

@@ -1,7 +1,7 @@
 """Times of one op at many shapes, without the noise that contradicts itself. No torch.
 
-A shape that is no larger in any dim takes no longer, and at least its share of the work: what ``cost.CostModel`` demands,
-and the bounds of a search rest on. Whatever else a machine does only adds time, so the longer of two times that
+A shape that is no larger in any dim takes no longer, and at least its share of the work: ``cost.CostModel`` demands it,
+and the bounds of a search rest on it. Whatever else a machine does only adds time, so the longer of two times that
 contradict each other is lowered.
 """
 

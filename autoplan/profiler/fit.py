@@ -140,7 +140,7 @@ def _host(cases: Sequence[Case], known: Known, _launch: float) -> dict[str, floa
 
 
 def _links(cases: Sequence[Case], known: Known) -> dict[str, float]:
-    """What the formulas need for groups that were not measured: hops and bandwidth by a message, speed by all-reduce."""
+    """What the formulas need for groups that were not measured: hop and bandwidth by a message, speed by all-reduce."""
     found: dict[str, float] = {}
     for points in collective_points(cases, known):
         level = "links.node" if points.per_node > 1 else "links.network"

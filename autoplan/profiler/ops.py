@@ -118,5 +118,3 @@ def _tensors(value: object) -> Iterator[Tensor]:
 def is_too_large(error: BaseException) -> bool:
     """Whether it says that the memory of the device, or of the host, is not enough."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "not enough memory" in str(error)
-
-

@@ -54,8 +54,10 @@ def shape_of(ranks: int | None) -> Shape:
     """That of so many ranks of one thread on this machine, or that of the ranks that torchrun started."""
     if ranks is not None:
         return Shape(ranks=ranks, per_node=ranks, threads=1)
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    return Shape(ranks=world, per_node=int(os.environ.get("LOCAL_WORLD_SIZE", world)), threads=torch.get_num_threads())
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    return Shape(
+        ranks=world, per_node=int(os.environ.get("LOCAL_WORLD_SIZE", str(world))), threads=torch.get_num_threads()
+    )
 
 
 def place_of(asked: Asked, shape: Shape) -> dict[str, str]:
@@ -88,9 +90,9 @@ def run(asked: Asked, cases: Sequence[Case], told: Told) -> None:
     """Measure on the ranks that run, each calling this. Cases are those of rank 0, and it alone keeps the times."""
     device = torch.device("cpu")
     if asked.device == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         start_process_group()
     world = make_world(device)
     shape = Shape(ranks=world.size, per_node=world.per_node, threads=torch.get_num_threads())

@@ -46,7 +46,7 @@ def thread_us(run: Run, count: int) -> float:
 
 def device_us(run: Run, count: int) -> float:
     """Time by events on the stream of a CUDA device: what the device does, launches included where they are late."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     for _ in range(count):
         run()

@@ -46,7 +46,8 @@ def test_nothing_measured_is_nothing_found() -> None:
 
 def test_links_follow_from_messages_and_sums() -> None:
     cases = list(transfer_cases(2, 2, False))
-    known = {case.key: 80.0 + case.num_bytes * (2 if case.kind is CollectiveKind.ALL_REDUCE else 1) / 1e3 for case in cases}
+    twice = CollectiveKind.ALL_REDUCE
+    known = {case.key: 80.0 + case.num_bytes * (2 if case.kind is twice else 1) / 1e3 for case in cases}
     found = fit.numbers(cases, known)
     assert found["links.node.bandwidth_gb_per_s"] == pytest.approx(1.0)
     assert found["links.node.latency_us"] + found["collectives.launch_us"] == pytest.approx(80)
@@ -63,7 +64,10 @@ def test_a_collective_inside_compute_is_never_faster_than_alone() -> None:
     assert points.us == (3.0, 3.0) and points.alone_us == (3.0, 3.0)
 
 
-@given(st.dictionaries(st.integers(1, 10**9), st.floats(0.1, 1e6), min_size=1, max_size=8), st.integers(0, 2 * 10**9))
+POINTS = st.dictionaries(st.integers(1, 10**9), st.floats(0.1, 1e6), min_size=1, max_size=8)
+
+
+@given(POINTS, st.integers(0, 2 * 10**9))
 def test_half_the_bytes_take_at_least_half_as_long(points: dict[int, float], size: int) -> None:
     """Whatever was measured: also between the sizes, below and above them."""
     num_bytes, us = smooth(points)
