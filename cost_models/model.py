@@ -1,6 +1,6 @@
 """The cost model that plans are made with: one cluster, one profile, closed formulas."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from autoplan.cluster import Cluster
@@ -33,7 +33,15 @@ class ProfileCostModel:
 
     def estimate(self, work: Work) -> Estimate:
         """The same opened: what limits it, how far from the peak it is, and whose number that is."""
-        return roofline.estimate(work, self.profile)
+        found, known = roofline.estimate(work, self.profile), self._times.work_us(work)
+        if known is None:
+            return found
+        return replace(
+            found,
+            time_us=known,
+            efficiency=min(1.0, found.efficiency * found.time_us / known),
+            source=f"this op at this shape, measured {self.profile.measured.date}",
+        )
 
     def collective_us(self, collective: Collective) -> float:
         """Microseconds of the collective, alone on its links; 0 for a group of one."""

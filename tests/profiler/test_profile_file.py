@@ -1,11 +1,12 @@
 """The cluster file: what is written is read back, and prices by it are those that were measured."""
 
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from profile_jobs import note_sum
+from profile_jobs import sum_then_fail
 
 import autoplan
 from autoplan.cluster import Group
@@ -56,6 +57,7 @@ def test_what_is_written_prices_as_it_was_measured(tmp_path: Path) -> None:
     assert str(cost.cluster) == "4xcpu"
     assert cost.profile.launch_us == 3.25
     assert cost.compute_us(work) == 123.4
+    assert cost.estimate(work).time_us == 123.4 and "measured 2026-12-01" in cost.estimate(work).source
     assert cost.compute_us(replace(work, call=replace(CALL, needs=()))) != 123.4
     assert cost.compute_us(replace(work, call=None)) != 123.4
 
@@ -122,9 +124,9 @@ def test_groups_are_neighbours_or_one_of_each_node() -> None:
                 assert len(ids) == ranks and {nodes.count(node) for node in nodes} == {in_node}
 
 
-def test_ranks_talk_and_none_is_left_when_one_fails(tmp_path: Path) -> None:
+def test_ranks_talk_and_none_is_left_when_one_fails() -> None:
     told: list[str] = []
-    run_ranks(2, note_sum, str(tmp_path), told=told.append)
-    assert told == ["3"]
     with pytest.raises(AutoplanError, match="rank 1"):
-        run_ranks(2, note_sum, "no such folder", told=told.append)
+        run_ranks(2, sum_then_fail, told=told.append)
+    assert told == ["3"]
+    assert multiprocessing.active_children() == []
