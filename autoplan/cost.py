@@ -7,9 +7,38 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from autoplan.cluster import Group
+from autoplan.ir import Arg, TensorMeta, Token
 from autoplan.sharding import CollectiveKind
 
 WorkKind = Literal["matmul", "attention", "memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One op as a device runs it: the same text means the same call, whatever the values are called."""
+
+    op: str
+    args: tuple[Arg, ...]
+    """As in the graph, a value by its position among the operands: ``Token("value", "0")``."""
+    kwargs: tuple[tuple[str, Arg], ...]
+    operands: tuple[TensorMeta, ...]
+    """Local shapes."""
+    needs: tuple[bool, ...] = ()
+    """Of a backward pass: per operand, whether its gradient is wanted. Empty for a forward pass."""
+
+    def __str__(self) -> str:
+        """Print as ``aten.linear.default(%0, %1) float32[8, 64] float32[64, 64] grads 11``."""
+        args = [_text(arg) for arg in self.args] + [f"{name}={_text(arg)}" for name, arg in self.kwargs]
+        grads = [f"grads {''.join(str(int(need)) for need in self.needs)}"] if self.needs else []
+        return " ".join([f"{self.op}({', '.join(args)})", *map(str, self.operands), *grads])
+
+
+def _text(arg: Arg) -> str:
+    if isinstance(arg, tuple):
+        return f"[{', '.join(map(_text, arg))}]"
+    if isinstance(arg, Token):
+        return f"%{arg.text}" if arg.kind == "value" else arg.text
+    return repr(arg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +54,8 @@ class Work:
     """Bytes read and written."""
     dtype: str
     launches: int = 1
+    call: Call | None = None
+    """The op it is the work of, for cost models that know its time; None where it is none of a graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from autoplan.choices import Choices, dtype_name, request_of
 from autoplan.cluster import Cluster
-from autoplan.cost_models import Profile, ProfileCostModel, load_cluster
+from autoplan.cost_models import Profile, ProfileCostModel, load_cluster, machine
 from autoplan.errors import InfeasibleError, InputError, RuleError
 from autoplan.ir import SegmentedGraph
 from autoplan.plan.outcome import Least, Outcome
@@ -246,9 +246,23 @@ def place_of(spec: str) -> str:
 
 @no_collection()
 def _solve(job: Job, cluster: Cluster, cost: ProfileCostModel, told: Told) -> Plan:
-    plan = solve(job.segmented, cluster, cost, job.request, profile_digest=cost.profile.digest, progress=told)
+    notes = _foreign(cost.profile)
+    request = replace(job.request, assumptions=(*job.request.assumptions, *(("note", note) for note in notes)))
+    plan = solve(job.segmented, cluster, cost, request, profile_digest=cost.profile.digest, progress=told)
     verify_plan(plan)
     return plan
+
+
+def _foreign(profile: Profile) -> tuple[str, ...]:
+    """What a plan must say when its times were measured on another machine than this, or with another torch."""
+    measured = profile.measured
+    found = machine.differences(dict(measured.machine)) if measured.machine else ()
+    if not found:
+        return ()
+    note = f"the profile was measured elsewhere on {measured.date} ({'; '.join(found)}): if you mean to run here, " \
+           "measure again with autoplan profile"  # fmt: skip
+    log.warning("%s", note)
+    return (note,)
 
 
 def _resolve(cluster: str | tuple[Cluster, ProfileCostModel]) -> tuple[Cluster, ProfileCostModel]:

@@ -23,6 +23,8 @@ A cluster file names its devices and, where they differ, the numbers of a shippe
     name = "100 Gb/s Ethernet, one port a node"
     bandwidth_gb_per_s = 3.1             # per device and direction: four devices share the port
 
+A file that ``autoplan profile`` wrote also has ``[measured]``: see ``measured.py``.
+
 Memory is what the device has; the profile's reserve is taken off here, once.
 """
 
@@ -30,11 +32,13 @@ import datetime
 import difflib
 import os
 import re
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 from autoplan.cluster import Cluster
 from autoplan.cost_models.content import Content, Source, load_toml, overlay, read_content
+from autoplan.cost_models.measured import read_measured
 from autoplan.cost_models.profile import Profile, build_profile
 from autoplan.errors import InputError
 
@@ -42,7 +46,7 @@ MOST_DEVICES = 1_000_000
 """A slip in a number must not keep the search busy for hours."""
 
 _SPEC = re.compile(r"(?:(\d+)x)?(\d+)x([\w][\w .+-]*)", re.IGNORECASE)
-_CLUSTER_KEYS = ("nodes", "devices_per_node", "profile")
+_CLUSTER_KEYS = ("nodes", "devices_per_node", "profile", "measured")
 _EXAMPLES = "8xH100, 16x8xA100-80GB (nodes x devices), 4xcpu, local, or a path ending in .toml"
 
 
@@ -114,7 +118,10 @@ def _read_cluster_file(path: Path) -> tuple[Cluster, Profile]:
         if not isinstance(base, str):
             raise InputError(f"{path}: profile must be a name in quotes, found {base!r}; known: {_known()}")
         content = overlay(_shipped_content(_canonical_name(base)), content)
-    return _cluster(nodes, devices, build_profile(content))
+    profile = build_profile(content)
+    if "measured" in document:
+        profile = replace(profile, measured=read_measured(document["measured"], str(path)))
+    return _cluster(nodes, devices, profile)
 
 
 def _count(document: dict[str, object], key: str, path: Path) -> int:

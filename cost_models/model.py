@@ -1,11 +1,12 @@
 """The cost model that plans are made with: one cluster, one profile, closed formulas."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from autoplan.cluster import Cluster
 from autoplan.cost import Collective, Estimate, Work
 from autoplan.cost_models import collectives, roofline
+from autoplan.cost_models.measured import Times
 from autoplan.cost_models.profile import Profile
 from autoplan.errors import InputError
 
@@ -17,23 +18,35 @@ class ProfileCostModel:
 
     cluster: Cluster
     profile: Profile
+    _times: Times = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse a profile of other hardware."""
+        object.__setattr__(self, "_times", Times(self.profile.measured))
         if self.cluster.device != self.profile.name:
             raise ValueError(f"the cluster has {self.cluster.device} devices, the profile is of {self.profile.name}")
 
     def compute_us(self, work: Work) -> float:
         """Microseconds of the work on one device; InputError for a dtype the device has no peak for."""
-        return roofline.compute_us(work, self.profile)
+        known = self._times.work_us(work)
+        return roofline.compute_us(work, self.profile) if known is None else known
 
     def estimate(self, work: Work) -> Estimate:
         """The same opened: what limits it, how far from the peak it is, and whose number that is."""
-        return roofline.estimate(work, self.profile)
+        found, known = roofline.estimate(work, self.profile), self._times.work_us(work)
+        if known is None:
+            return found
+        return replace(
+            found,
+            time_us=known,
+            efficiency=min(1.0, found.efficiency * found.time_us / known),
+            source=f"this op at this shape, measured {self.profile.measured.date}",
+        )
 
     def collective_us(self, collective: Collective) -> float:
         """Microseconds of the collective, alone on its links; 0 for a group of one."""
-        return collectives.collective_us(collective, self.profile)
+        known = self._times.collective_us(collective)
+        return collectives.collective_us(collective, self.profile) if known is None else known
 
     def overlap_loss(self) -> float:
         """Part of a collective's time that the compute beside it loses."""

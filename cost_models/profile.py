@@ -31,6 +31,7 @@ from dataclasses import dataclass, fields
 from typing import final
 
 from autoplan.cost_models.content import Content, Source, check_complete, has_host
+from autoplan.cost_models.measured import Measured
 from autoplan.errors import InputError
 
 
@@ -121,6 +122,7 @@ class Profile:
     """To the memory of the node; None where the profile names no such link, or a device has no memory of its own."""
     sources: tuple[tuple[str, Source], ...]
     """Key in the file to source, for every number."""
+    measured: Measured = Measured()
 
     @property
     def digest(self) -> str:

@@ -13,7 +13,8 @@ import autoplan
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"autoplan": "autoplan", "cost_models": "autoplan.cost_models", "runtime": "autoplan.runtime"}
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-WITH_TORCH = ("autoplan.trace", "autoplan.runtime", "autoplan.api", "autoplan.planning", "autoplan.examine")
+WITH_TORCH = ("autoplan.trace", "autoplan.runtime", "autoplan.api", "autoplan.planning", "autoplan.examine",
+              "autoplan.profiler")  # fmt: skip
 LONGEST_FUNCTION, LONGEST_FILE = 60, 400
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-COMMANDS = ("search", "report", "diff", "check", "recost", "explain")
+COMMANDS = ("search", "report", "diff", "check", "recost", "explain", "profile")
 """Each in the file of its name."""
 
 
@@ -55,6 +55,7 @@ def _autoplan(
       autoplan check plan.json model.py --cluster 8xH100
       autoplan recost plan.json --seq-len 1024
       autoplan explain plan.json tp
+      autoplan profile --ranks 4 -o local.toml
     """
 
 

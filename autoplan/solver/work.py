@@ -4,10 +4,10 @@ FLOPs count a multiply and an add as two. Views are no work: None. Shapes are th
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from autoplan.cost import Work, WorkKind
-from autoplan.ir import OpNode, TensorMeta
+from autoplan.cost import Call, Work, WorkKind
+from autoplan.ir import Arg, OpNode, Ref, TensorMeta, Token
 from autoplan.solver import experts
 
 Metas = tuple[TensorMeta, ...]
@@ -100,8 +100,13 @@ def forward_work(node: OpNode, operands: Metas, results: Metas) -> Work | None:
         return None
     if node.op == experts.EXPERTS_OP:
         return experts.forward_work(node, operands, results)
-    flops = _flops(node, operands, results)
-    return Work(kind=work_kind(node), flops=flops, num_bytes=_traffic(node, operands, results), dtype=results[0].dtype)
+    return Work(
+        kind=work_kind(node),
+        flops=_flops(node, operands, results),
+        num_bytes=_traffic(node, operands, results),
+        dtype=results[0].dtype,
+        call=_call(node, operands),
+    )
 
 
 def backward_work(node: OpNode, operands: Metas, results: Metas, needs: tuple[bool, ...]) -> Work | None:
@@ -127,7 +132,32 @@ def backward_work(node: OpNode, operands: Metas, results: Metas, needs: tuple[bo
             if node.op in _PASS_THROUGH_GRAD and all(meta.shape == results[0].shape for meta in wanted):
                 return None
             traffic = _backward_traffic(node, operands, results, needs)
-    return Work(kind=kind, flops=flops, num_bytes=traffic, dtype=results[0].dtype, launches=launches)
+    return Work(
+        kind=kind,
+        flops=flops,
+        num_bytes=traffic,
+        dtype=results[0].dtype,
+        launches=launches,
+        call=_call(node, operands, needs),
+    )
+
+
+def _call(node: OpNode, operands: Metas, needs: tuple[bool, ...] = ()) -> Call:
+    number = {name: i for i, name in enumerate(node.operands)}
+    return Call(
+        op=node.op,
+        args=tuple(_numbered(arg, number) for arg in node.args),
+        kwargs=tuple((name, _numbered(arg, number)) for name, arg in node.kwargs),
+        operands=operands,
+        needs=needs,
+    )
+
+
+def _numbered(arg: Arg, number: Mapping[str, int]) -> Arg:
+    """An argument with positions in the place of names."""
+    if isinstance(arg, Ref):
+        return Token("value", str(number[arg.name]))
+    return tuple(_numbered(item, number) for item in arg) if isinstance(arg, tuple) else arg
 
 
 def _view_backward(node: OpNode, operands: Metas, results: Metas) -> Work | None:

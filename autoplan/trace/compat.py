@@ -66,6 +66,15 @@ def has_global_hooks() -> bool:
     )
 
 
+def find_op(name: str) -> OpOverload:
+    """The op of a full name (``OpOverload``)."""
+    target: object = torch.ops
+    for part in name.split("."):
+        target = getattr(target, part)
+    assert isinstance(target, OpOverload), f"{name} is no full name of an op"
+    return target
+
+
 def is_random(name: str) -> bool:
     """Tell whether the op of this name draws random numbers (``OpOverload.tags``)."""
     target: object = torch.ops

@@ -1,0 +1,1 @@
+"""Measuring the machine: times of ops and collectives in, a cluster file for ``autoplan search`` out."""
