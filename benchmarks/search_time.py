@@ -102,7 +102,7 @@ def main() -> None:
 def _import_s() -> float:
     """Seconds that a fresh process takes to import what every trace needs: how fast the machine is at the moment."""
     start = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import torch, torch.export._trace"], check=True)
+    subprocess.run([sys.executable, "-c", "import gc; gc.disable(); import torch, torch.export._trace"], check=True)
     return time.monotonic() - start
 
 
