@@ -114,8 +114,8 @@ def test_few_segments_are_counted_by_their_options(monkeypatch: pytest.MonkeyPat
 
 
 def test_few_segments_without_one_of_their_options_would_show(monkeypatch: pytest.MonkeyPatch):
-    multisets = dual._multisets
-    monkeypatch.setattr(dual, "_multisets", lambda options, number: multisets(options, number)[options > 1 :])
+    multisets = dual.multisets
+    monkeypatch.setattr(dual, "multisets", lambda options, number: multisets(options, number)[options > 1 :])
     assert too_high(lower_bound_us)
 
 
@@ -164,8 +164,8 @@ def test_trying_all_options_bounds_the_step_and_finds_counts_close_to_it():
 
 
 def test_trying_all_options_but_one_would_show(monkeypatch: pytest.MonkeyPatch):
-    multisets = exact._multisets
-    monkeypatch.setattr(exact, "_multisets", lambda options, number: multisets(options, number)[options > 1 :])
+    multisets = exact.multisets
+    monkeypatch.setattr(exact, "multisets", lambda options, number: multisets(options, number)[options > 1 :])
     assert any(bound > optimum(seed) * (1 + 1e-9) for seed, (bound, _) in tried().items())
 
 
