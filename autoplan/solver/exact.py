@@ -69,18 +69,21 @@ def try_all(chain: ChainProblem) -> tuple[float, Counts] | None:
     found.sort(key=lambda one: one[0])
     if found[0][0] == float("inf"):
         return float("inf"), ()
-    best: Counts = ()
+    best: Counts | None = None
     for bound, limit, contents in found[:_MOST_TRIED]:
         if bound < float("inf"):
-            best = _better(chain, best, _counts_at(chain, known, contents, limit))
-    value = objective_us(chain, best) if best else float("inf")
-    return min(found[0][0] + chain.constant_us, value), best
+            best = better(chain, best, _counts_at(chain, known, contents, limit))
+    value = float("inf") if best is None else objective_us(chain, best)
+    return min(found[0][0] + chain.constant_us, value), best or ()
 
 
-def _better(chain: ChainProblem, one: Counts, other: Counts) -> Counts:
-    if overflow_bytes(chain, other) > 0 or (one and objective_us(chain, one) <= objective_us(chain, other)):
-        return one
-    return other
+def better(chain: ChainProblem, found: Counts | None, other: Counts) -> Counts | None:
+    """The faster of what was found and of others that fit the memory."""
+    if not other or overflow_bytes(chain, other) > 0:
+        return found
+    if found is None or objective_us(chain, other) < objective_us(chain, found):
+        return other
+    return found
 
 
 def _arrangements(chain: ChainProblem) -> list[tuple[Content, ...]] | None:
