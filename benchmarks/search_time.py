@@ -84,14 +84,26 @@ def main() -> None:
             rows = [find_row(name, Path(scratch)) for name in options.rows]
         except ValueError as error:
             sys.exit(f"search_time.py: {error}")
+        before = _import_s()
         found = [_measure(row, Path(scratch), f"[{i}/{len(rows)}] {row.name}", err) for i, row in enumerate(rows, 1)]
+        imports = sorted((before, _import_s()))
     out = Console(width=None if sys.stdout.isatty() else 160)
     out.print(_table(found))
+    out.print(f"Of each row, importing torch and torch.export alone takes {imports[0]:.1f} to {imports[1]:.1f} s here.")
     if any(one.row.doubled for one in found):
         out.print(_scaling_table(found))
     if options.json:
-        text = json.dumps(record(sys.argv, [asdict(one) for one in found]), indent=2)
+        text = json.dumps(
+            record(sys.argv, [asdict(one) for one in found]) | {"torch_import_s": list(imports)}, indent=2
+        )
         Path(options.json).write_text(text + "\n", encoding="utf-8")
+
+
+def _import_s() -> float:
+    """Seconds that a fresh process takes to import what every trace needs: how fast the machine is at the moment."""
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import gc; gc.disable(); import torch, torch.export._trace"], check=True)
+    return time.monotonic() - start
 
 
 def _options() -> argparse.Namespace:

@@ -219,6 +219,12 @@ def joint_us(chain: ChainProblem, option: OptionCost) -> float:
     return option.time_us + option.end_us / (chain.num_microbatches - shown_share(chain))
 
 
+def longest_run(chain: ChainProblem) -> int:
+    """The run that takes longest by its fastest option."""
+    least = [min(joint_us(chain, option) for option in row) for row in chain.options]
+    return max(range(len(least)), key=lambda run: (chain.lengths[run] * least[run], -run))
+
+
 def least_longest_us(chain: ChainProblem) -> float:
     """Lower bound on the slowest rank's time of one microbatch."""
     return longest_bound_us(chain, [[o.time_us for o in row] for row in chain.options])

@@ -30,7 +30,15 @@ from itertools import combinations_with_replacement
 import numpy as np
 from numpy.typing import NDArray
 
-from autoplan.solver.chain import ChainProblem, OptionCost, fastest_bound_us, joint_us, longest_bound_us, shown_share
+from autoplan.solver.chain import (
+    ChainProblem,
+    OptionCost,
+    fastest_bound_us,
+    joint_us,
+    longest_bound_us,
+    longest_run,
+    shown_share,
+)
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -89,7 +97,7 @@ def lower_bound_us(
 def _variable_us(chain: ChainProblem, whole: bool, enough_us: float, slowest_us: float) -> float:
     """The bound of what the counts decide."""
     times = [[joint_us(chain, option) for option in row] for row in chain.options]
-    main = max(range(len(times)), key=lambda r: (chain.lengths[r] * min(times[r]), -r))
+    main = longest_run(chain)
     ranks, number = _ranks_of(chain, main, times), chain.lengths[main]
     duals = _duals(times[main], chain.options[main], ranks, single=len(chain.stages) == len(chain.ranks))
     if (ranks.memory < 0).any() or _capacity(duals, ranks, _EVER).sum() < number * _SAFE:
@@ -271,7 +279,7 @@ def _few_times(chain: ChainProblem, main: int, times: Sequence[float], ranks: _R
     room = (ranks.memory - ranks.taken_bytes + smallest)[:, None]
     found = []
     for number in range(1, _FEW + 1):
-        used = _multisets(len(row), number)
+        used = multisets(len(row), number)
         kept = state[used].sum(axis=1) + least[:, None] * activation[used].sum(axis=1)
         fits = kept + transient[used].max(axis=1) <= room
         found.append(np.where(fits, t[used].sum(axis=1), np.inf).min(axis=1))
@@ -279,7 +287,7 @@ def _few_times(chain: ChainProblem, main: int, times: Sequence[float], ranks: _R
 
 
 @cache
-def _multisets(options: int, number: int) -> Indices:
+def multisets(options: int, number: int) -> Indices:
     """Every choice of so many out of the options, order aside."""
     return np.array(list(combinations_with_replacement(range(options), number)), dtype=np.intp)
 

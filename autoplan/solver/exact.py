@@ -12,14 +12,14 @@ and the choices that F takes at the best T are counts that come close to it.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import combinations, combinations_with_replacement, groupby
+from itertools import combinations, groupby
 from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoplan.solver.chain import ChainProblem, Counts, joint_us, objective_us, overflow_bytes, shown_share
+from autoplan.solver.dual import multisets
 from autoplan.solver.ladder import numbers_between
 
 Array = NDArray[np.float64]
@@ -69,18 +69,21 @@ def try_all(chain: ChainProblem) -> tuple[float, Counts] | None:
     found.sort(key=lambda one: one[0])
     if found[0][0] == float("inf"):
         return float("inf"), ()
-    best: Counts = ()
+    best: Counts | None = None
     for bound, limit, contents in found[:_MOST_TRIED]:
         if bound < float("inf"):
-            best = _better(chain, best, _counts_at(chain, known, contents, limit))
-    value = objective_us(chain, best) if best else float("inf")
-    return min(found[0][0] + chain.constant_us, value), best
+            best = better(chain, best, _counts_at(chain, known, contents, limit))
+    value = float("inf") if best is None else objective_us(chain, best)
+    return min(found[0][0] + chain.constant_us, value), best or ()
 
 
-def _better(chain: ChainProblem, one: Counts, other: Counts) -> Counts:
-    if overflow_bytes(chain, other) > 0 or (one and objective_us(chain, one) <= objective_us(chain, other)):
-        return one
-    return other
+def better(chain: ChainProblem, found: Counts | None, other: Counts) -> Counts | None:
+    """The faster of what was found and of others that fit the memory."""
+    if not other or overflow_bytes(chain, other) > 0:
+        return found
+    if found is None or objective_us(chain, other) < objective_us(chain, found):
+        return other
+    return found
 
 
 def _arrangements(chain: ChainProblem) -> list[tuple[Content, ...]] | None:
@@ -107,12 +110,6 @@ def _number_of_choices(chain: ChainProblem, contents: Sequence[Content]) -> int:
     return total
 
 
-@cache
-def _multisets(options: int, number: int) -> NDArray[np.intp]:
-    """Every choice of so many out of the options, order aside."""
-    return np.array(list(combinations_with_replacement(range(options), number)), dtype=np.intp)
-
-
 def _choices(chain: ChainProblem, rank: int, contents: tuple[Content, ...]) -> _Choices | None:
     """All choices of options that fit the memory; None where none does."""
     stages, rows = chain.ranks[rank], chain.bubble_rows
@@ -122,7 +119,7 @@ def _choices(chain: ChainProblem, rank: int, contents: tuple[Content, ...]) -> _
     state, transient, picks = np.zeros(1), np.zeros(1), np.zeros((1, 0), dtype=np.intp)
     kept = np.array([[float(stage.fixed_bytes)] for stage in fixed])
     for chunk, run, number in _groups(contents):
-        options, used = chain.options[run], _multisets(len(chain.options[run]), number)
+        options, used = chain.options[run], multisets(len(chain.options[run]), number)
         times = np.array([joint_us(chain, option) for option in options])
         shown = np.array([[option.time_us - option.hidden_us(row) for option in options] for row in rows])
         joint = _outer(joint, times[used].sum(axis=1))
@@ -187,6 +184,6 @@ def _counts_at(
         row = int(np.argmax(choices.net[:, :within].min(axis=1)))
         picks = choices.picks[int(np.argmin(choices.net[row, :within]))]
         for pick, (chunk, run, number) in zip(picks, _groups(mine), strict=True):
-            for option, used in groupby(_multisets(len(chain.options[run]), number)[pick].tolist()):
+            for option, used in groupby(multisets(len(chain.options[run]), number)[pick].tolist()):
                 found[stages[chunk]][run][option] += len(list(used))
     return tuple(tuple(map(tuple, stage)) for stage in found)

@@ -23,11 +23,10 @@ from autoplan.solver.chain import (
     OptionCost,
     least_longest_us,
     objective_us,
-    overflow_bytes,
 )
 from autoplan.solver.construct import construct
 from autoplan.solver.dual import lower_bound_us
-from autoplan.solver.exact import try_all
+from autoplan.solver.exact import better, try_all
 from autoplan.solver.milp import SolveState, dual_bound, run_solver
 from autoplan.solver.wholeranks import MOST_RANKS, slowest_rank_us
 
@@ -78,7 +77,7 @@ def solve_stages(
     tried = try_all(chain)
     if tried is not None:
         bound = max(bound, tried[0])
-        found = _better(chain, found, tried[1])
+        found = better(chain, found, tried[1])
         if bound == float("inf"):
             return ChainSolution(state=SolveState.INFEASIBLE, counts=None, bound_us=bound)
         if found is not None and _within(objective_us(chain, found), bound, gap):
@@ -94,15 +93,6 @@ def solve_stages(
         return ChainSolution(state=state, counts=found, bound_us=bound)
     nodes = NODES_THOROUGH if gap > 0 and thorough else MOST_NODES
     return _by_milp(chain, found, bound, gap, cutoff_us, time_limit_s, nodes)
-
-
-def _better(chain: ChainProblem, found: Counts | None, other: Counts) -> Counts | None:
-    """The faster of what was found and of others that fit the memory."""
-    if not other or overflow_bytes(chain, other) > 0:
-        return found
-    if found is None or objective_us(chain, other) < objective_us(chain, found):
-        return other
-    return found
 
 
 def _within(time_us: float, bound_us: float, gap: float) -> bool:

@@ -9,16 +9,10 @@ with sum over r of max {k : t_r(k) <= T} >= n.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from autoplan.solver.chain import ChainProblem, joint_us
+from autoplan.solver.chain import ChainProblem, joint_us, longest_run
 
 MOST_RANKS = 8
 """Ranks for which the small MILPs are worth their time."""
-
-
-def longest_run(chain: ChainProblem) -> int:
-    """The run that takes longest by its fastest option."""
-    least = [min(joint_us(chain, option) for option in row) for row in chain.options]
-    return max(range(len(least)), key=lambda run: (chain.lengths[run] * least[run], -run))
 
 
 def slowest_rank_us(chain: ChainProblem, least_us: Callable[[ChainProblem], float]) -> float:

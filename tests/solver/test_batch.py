@@ -22,6 +22,7 @@ from autoplan.runtime.local_ops import (
 )
 from autoplan.sharding import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Shard
 from autoplan.solver.batch import BatchSplit, check_parts, split_batch
+from autoplan.trace import attention
 from autoplan.trace.capture import Traced, flatten_inputs, trace_model
 
 Values = dict[str, Tensor]
@@ -97,11 +98,12 @@ def test_parts_add_up_to_the_whole_batch(name: str) -> None:
         torch.testing.assert_close(grads, expected, rtol=1e-9, atol=1e-11)
 
 
-def test_a_mask_made_from_constants_is_split_with_the_samples() -> None:
+def test_a_mask_made_from_constants_is_split_with_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_RANGES", ())  # so that the mask is kept
     traced = trace_model(zoo.build("hf-gpt2"), zoo.ZOO["hf-gpt2"].batch(4, 0))
     split = split_batch(segmented(traced.graph))
-    attention = [n for n in traced.graph.nodes if n.op == "aten.scaled_dot_product_attention.default"]
-    assert all(split.placement(node.operands[3]) == Shard(0) for node in attention)
+    found = [n for n in traced.graph.nodes if n.op == "aten.scaled_dot_product_attention.default"]
+    assert all(split.placement(node.operands[3]) == Shard(0) for node in found)
     forms = {split.strategy(n.name).local for n in traced.graph.nodes if n.op.startswith("aten.arange")}
     assert forms == {"", "arange"}
 

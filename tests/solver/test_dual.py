@@ -9,9 +9,10 @@ import pytest
 from random_chains import random_chain
 
 from autoplan.plan.schedule import Hidden
-from autoplan.solver import dual, wholeranks
+from autoplan.solver import dual, exact, wholeranks
 from autoplan.solver.chain import (
     ChainProblem,
+    Counts,
     OptionCost,
     StageLimits,
     fastest_bound_us,
@@ -20,6 +21,7 @@ from autoplan.solver.chain import (
 )
 from autoplan.solver.construct import construct
 from autoplan.solver.dual import lower_bound_us
+from autoplan.solver.exact import try_all
 from autoplan.solver.milp import SolveState
 from autoplan.solver.stages import _least_us, solve_stages
 from autoplan.solver.wholeranks import slowest_rank_us
@@ -112,8 +114,8 @@ def test_few_segments_are_counted_by_their_options(monkeypatch: pytest.MonkeyPat
 
 
 def test_few_segments_without_one_of_their_options_would_show(monkeypatch: pytest.MonkeyPatch):
-    multisets = dual._multisets
-    monkeypatch.setattr(dual, "_multisets", lambda options, number: multisets(options, number)[options > 1 :])
+    multisets = dual.multisets
+    monkeypatch.setattr(dual, "multisets", lambda options, number: multisets(options, number)[options > 1 :])
     assert too_high(lower_bound_us)
 
 
@@ -137,6 +139,34 @@ def test_a_slowest_rank_that_is_one_segment_late_would_show(monkeypatch: pytest.
     monkeypatch.setattr(wholeranks, "_alone", later)
     seeds = [seed for seed in SEEDS[:80] if optimum(seed) < EVER and random_chain(seed).cuts is None]
     assert any(with_slowest_rank(random_chain(seed)) > optimum(seed) * (1 + 1e-9) for seed in seeds)
+
+
+def tried() -> dict[int, tuple[float, Counts]]:
+    """Chains with few enough arrangements and choices."""
+    found = {seed: try_all(random_chain(seed)) for seed in SEEDS}
+    return {seed: one for seed, one in found.items() if one is not None}
+
+
+def test_trying_all_options_bounds_the_step_and_finds_counts_close_to_it():
+    found = tried()
+    uneven = [seed for seed in found if len(set(random_chain(seed).sizes)) > 1]
+    assert len(found) > 40
+    assert len(uneven) > 10
+    close = 0
+    for seed, (bound, counts) in found.items():
+        assert bound <= optimum(seed) * (1 + 1e-9), seed
+        if counts:
+            chain = random_chain(seed)
+            assert overflow_bytes(chain, counts) <= 0, seed
+            assert objective_us(chain, counts) >= optimum(seed) * (1 - 1e-9), seed
+            close += objective_us(chain, counts) <= optimum(seed) * 1.001
+    assert close > len(found) / 3
+
+
+def test_trying_all_options_but_one_would_show(monkeypatch: pytest.MonkeyPatch):
+    multisets = exact.multisets
+    monkeypatch.setattr(exact, "multisets", lambda options, number: multisets(options, number)[options > 1 :])
+    assert any(bound > optimum(seed) * (1 + 1e-9) for seed, (bound, _) in tried().items())
 
 
 def test_a_bound_that_is_enough_is_a_bound_and_is_enough():
