@@ -1,9 +1,11 @@
 """``report --ops``: every op opened, by the same work and the same formula that priced the plan."""
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from autoplan import examine
@@ -20,19 +22,36 @@ def planned(**pins: object) -> Plan:
     return search_source(str(LLAMA), cluster="8xH100", global_batch=64, **pins)  # type: ignore[arg-type]
 
 
-def compute_us(plan: Plan) -> float:
-    """All stages of one pipeline, all microbatches."""
+def num_parameters() -> int:
+    build = runpy.run_path(str(LLAMA))["build_model"]
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build().parameters())
+
+
+def passes_us(plan: Plan) -> float:
+    """Of all ops in all stages of one pipeline, all microbatches."""
     layouts = {layout.name: layout.cost for layout in plan.layouts}
     names = [name for stage in plan.stages for name in stage.layouts]
     return plan.num_microbatches * sum(layouts[name].forward_us + layouts[name].backward_us for name in names)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_ops_add_up_to_the_compute_of_the_plan(recompute: str):
-    plan = planned(tp=1, pp=2, recompute=recompute)
+@pytest.mark.parametrize("microbatch", [1, 8])
+def test_ops_add_up_to_the_compute_of_the_plan(recompute: str, microbatch: int):
+    plan = planned(tp=1, pp=1, recompute=recompute, microbatch=microbatch)
     ops = examine.ops(plan)
-    assert sum(op.total_us for op in ops) == pytest.approx(compute_us(plan), rel=1e-9)
+    assert sum(op.total_us for op in ops) == pytest.approx(dict(plan.step)["compute"], rel=1e-9)
     assert {op.during for op in ops} >= ({"again"} if recompute != "none" else {"forward", "backward"})
+    assert any(op.op == "accumulate" for op in ops) is (plan.num_microbatches > 1)
+
+
+def test_ops_of_all_stages_are_there_and_every_gradient_is_added_once():
+    plan = planned(tp=1, pp=2, dp=4, data="replicate", microbatch=2)
+    adding = [op for op in examine.ops(plan) if op.op == "accumulate"]
+    rest = [op for op in examine.ops(plan) if op.op != "accumulate"]
+    assert sum(op.total_us for op in rest) == pytest.approx(passes_us(plan), rel=1e-9)
+    assert sum(op.count * op.flops for op in adding) == plan.num_microbatches * num_parameters()
+    assert plan.num_microbatches > 1
 
 
 def test_ops_are_opened_worst_first_and_below_the_peak():

@@ -14,7 +14,7 @@ class OpPrice:
     """One pass of one op, the same in every segment that runs it so."""
 
     op: str
-    """As traced: ``aten.linear.default``."""
+    """As traced: ``aten.linear.default``; ``accumulate`` adds gradients up over microbatches."""
     where: str
     """Module and line of the first of them."""
     layers: str

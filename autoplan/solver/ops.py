@@ -1,5 +1,6 @@
 """Every op of a plan with its work and its estimate, from the same work that priced the plan."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from autoplan.cost import Estimate, Work
@@ -9,14 +10,19 @@ from autoplan.solver.build import node_works
 from autoplan.solver.problem import NodeProblem, local_meta
 from autoplan.solver.reprice import Given
 from autoplan.solver.tables import Option
+from autoplan.solver.update import accumulate_work
 
 
 def priced_ops(given: Given, estimate: Callable[[Work], Estimate]) -> tuple[OpPrice, ...]:
-    """All passes of all ops, dearest in a step first. Moves between ops and the optimizer are not among them."""
+    """All passes of all ops and the adding up of gradients, dearest in a step first: the compute of all stages.
+
+    Moves between ops and the optimizer are not among them.
+    """
     segments: dict[str, list[int]] = {}
     for index, option in enumerate(given.options):
         segments.setdefault(option.name, []).append(index)
     found = [row for mine in segments.values() for row in _of_option(given, given.options[mine[0]], mine, estimate)]
+    found += _accumulated(given, estimate)
     return tuple(sorted(found, key=lambda row: (-row.total_us, row.where, row.during)))
 
 
@@ -55,3 +61,26 @@ def _passes(
             yield "again", forward
     if backward is not None:
         yield "backward", backward
+
+
+def _accumulated(given: Given, estimate: Callable[[Work], Estimate]) -> Iterator[OpPrice]:
+    """Gradients of a microbatch added to those of the ones before, by segments of equal parameters."""
+    step = given.step
+    found: Counter[tuple[str, Work]] = Counter()
+    for stage in step.stages:
+        for option, segment in zip(stage.options, stage.segments, strict=True):
+            work = accumulate_work(step.setting, segment.memory.params)
+            if work is not None:
+                found[option.name.partition(".")[0], work] += 1
+    for (kind, work), number in found.items():
+        yield OpPrice(
+            op="accumulate",
+            where="gradients added up over microbatches",
+            layers=count_text(number, kind),
+            during="backward",
+            shapes=f"{work.flops:,} gradients",
+            flops=work.flops,
+            num_bytes=work.num_bytes,
+            estimate=estimate(work),
+            count=number * step.setting.point.num_microbatches,
+        )

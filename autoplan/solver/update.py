@@ -18,14 +18,19 @@ def exposed_us(setting: Setting, comm_us: float, compute_us: float) -> float:
 
 
 def accumulate_us(setting: Setting, params: ParamBytes) -> float:
-    """Per microbatch: read the new gradient and the sum so far, write the sum."""
+    """Time of ``accumulate_work``, one microbatch."""
+    work = accumulate_work(setting, params)
+    return 0.0 if work is None else setting.cost.compute_us(work)
+
+
+def accumulate_work(setting: Setting, params: ParamBytes) -> Work | None:
+    """Per microbatch: read the new gradient and the sum so far, write the sum; None where nothing adds up."""
     if setting.point.num_microbatches == 1 or params.trainable == 0:
-        return 0.0
+        return None
     dtype = next(iter(setting.sg.graph.params)).meta.dtype
     gradients = setting.data_axis.gradient_bytes(params.trainable)
     flops = params.trainable // DTYPE_BYTES[dtype]
-    work = Work(kind="memory", flops=flops, num_bytes=params.trainable + 2 * gradients, dtype=dtype)
-    return setting.cost.compute_us(work)
+    return Work(kind="memory", flops=flops, num_bytes=params.trainable + 2 * gradients, dtype=dtype)
 
 
 def optimizer_us(setting: Setting, params: ParamBytes) -> float:
