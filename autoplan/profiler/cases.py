@@ -130,8 +130,34 @@ class Transfer:
         return f"{self.kind.value} {self.num_bytes}B {self.ranks} ranks {self.per_node} per node {where}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """A sum over all ranks, square products, or both beside each other: what each takes from the other."""
+
+    part: Literal["transfer", "compute", "both"]
+    num_bytes: int
+    ranks: int
+    per_node: int
+    products: int
+    side: int
+    dtype: str
+
+    @property
+    def key(self) -> str:
+        """Name of the measurement."""
+        return f"{self.pair}: {self.part}"
+
+    @property
+    def pair(self) -> str:
+        """What is run beside what."""
+        return (
+            f"all_reduce {self.num_bytes}B {self.ranks} ranks {self.per_node} per node beside {self.products} "
+            f"products {self.side} {self.dtype}"
+        )
+
+
 Compute = Matmul | Attention | Stream | Dispatch | HostCopy | OpCase
-Case = Compute | Transfer
+Case = Compute | Transfer | Overlap
 
 _KINDS = (
     CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL,
@@ -182,6 +208,19 @@ def transfer_cases(world: int, per_node: int, quick: bool) -> Iterator[Transfer]
             for size in sizes:
                 for inside in (False, True):
                     yield Transfer(kind=kind, num_bytes=size, ranks=ranks, per_node=in_node, inside=inside)
+
+
+def overlap_cases(device: DeviceKind, world: int, per_node: int, quick: bool) -> Iterator[Overlap]:
+    """Transfers beside products that take about as long."""
+    small, large = ((2**20, 2, 256), (2**22, 2, 512)) if device == "cpu" else ((2**26, 2, 4096), (2**28, 6, 4096))
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    parts: tuple[Literal["transfer", "compute", "both"], ...] = ("transfer", "compute", "both")
+    for num_bytes, products, side in (small,) if quick else (small, large):
+        for part in parts:
+            yield Overlap(
+                part=part, num_bytes=num_bytes, ranks=world, per_node=min(world, per_node), products=products,
+                side=side, dtype=dtype,
+            )  # fmt: skip
 
 
 def groups(world: int, per_node: int) -> Iterator[tuple[int, int]]:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from autoplan.profiler.cases import Transfer, groups, members
+from autoplan.profiler.cases import Overlap, Transfer, groups, members
 from autoplan.profiler.timing import Run
 from autoplan.runtime import compat
 from autoplan.sharding import CollectiveKind
@@ -69,8 +69,10 @@ def make_world(device: torch.device) -> World:
     return World(rank=rank, size=size, per_node=per_node, device=device, groups=found)
 
 
-def make_transfer(case: Transfer, world: World) -> tuple[Run, Run]:
-    """What to time, and what to run before it each time: a product, for a collective inside compute, or nothing."""
+def make_transfer(case: Transfer | Overlap, world: World) -> tuple[Run, Run]:
+    """What to time, and what to run before it each time: for a collective inside compute, a product; or nothing."""
+    if isinstance(case, Overlap):
+        return _overlap(case, world), world.wait
     run = _transfer(case, world)
     if not case.inside:
         return run, _nothing
@@ -82,9 +84,37 @@ def _nothing() -> None:
     pass
 
 
-def all_must_end(case: Transfer) -> bool:
+def all_must_end(case: Transfer | Overlap) -> bool:
     """Whether a rank may be done with it before another has all of it; else each waits for all the others."""
-    return case.kind is CollectiveKind.BROADCAST
+    return isinstance(case, Overlap) or case.kind is CollectiveKind.BROADCAST
+
+
+def _overlap(case: Overlap, world: World) -> Run:
+    """All ranks start together; the collective goes on behind the products."""
+    group, _ = world.groups[case.ranks, case.per_node]
+    whole = torch.zeros(case.num_bytes // 4, device=world.device)
+    dtype = getattr(torch, case.dtype)
+    left, right = (torch.randn(case.side, case.side, device=world.device).to(dtype) for _ in range(2))
+
+    def compute() -> None:
+        for _ in range(case.products):
+            left @ right
+
+    def both() -> None:
+        pending = dist.all_reduce(whole, group=group, async_op=True)
+        compute()
+        assert pending is not None
+        pending.wait()
+
+    match case.part:
+        case "transfer":
+            return lambda: dist.all_reduce(whole, group=group)
+        case "compute":
+            return compute
+        case "both":
+            return both
+        case _:
+            assert_never(case.part)
 
 
 def _transfer(case: Transfer, world: World) -> Run:
@@ -119,6 +149,6 @@ def _there_or_back(message: torch.Tensor, group: ProcessGroup, place: int) -> No
         dist.send(message, group=group, group_dst=0)
 
 
-def messages(case: Transfer) -> int:
+def messages(case: Transfer | Overlap) -> int:
     """Collectives, one after the other, in what is timed."""
-    return 2 if case.kind is CollectiveKind.SEND else 1
+    return 2 if isinstance(case, Transfer) and case.kind is CollectiveKind.SEND else 1

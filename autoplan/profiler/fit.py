@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from autoplan.cost_models.measured import smooth
-from autoplan.profiler.cases import Attention, Case, Dispatch, HostCopy, Matmul, OpCase, Stream, Transfer
+from autoplan.profiler.cases import Attention, Case, Dispatch, HostCopy, Matmul, OpCase, Overlap, Stream, Transfer
 from autoplan.sharding import CollectiveKind
 
 Points = Sequence[tuple[float, float]]
@@ -20,7 +20,9 @@ Known = Mapping[str, float | None]
 
 _SHORT = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 _LEAST_HALF = 1e-3
-_Kind = TypeVar("_Kind", Matmul, Attention, Stream, Dispatch, HostCopy, OpCase, Transfer)
+_MOST_LOSS = 0.99
+"""A profile wants it below 1, and above 0."""
+_Kind = TypeVar("_Kind", Matmul, Attention, Stream, Dispatch, HostCopy, OpCase, Transfer, Overlap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ def numbers(cases: Sequence[Case], known: Known) -> dict[str, float]:
         found["compute.launch_us"] = launch
     for part in (_matmul, _attention, _memory, _host):
         found |= part(cases, known, launch or 0.0)
-    return found | _links(cases, known)
+    return found | _links(cases, known) | _overlap(cases, known)
 
 
 def timed(cases: Sequence[Case], known: Known, kind: type[_Kind]) -> Iterator[tuple[_Kind, float]]:
@@ -137,6 +139,19 @@ def _host(cases: Sequence[Case], known: Known, _launch: float) -> dict[str, floa
         "links.host.latency_us": max(line.start_us, 0.1),
         "links.host.efficiency": 1.0,
     }
+
+
+def _overlap(cases: Sequence[Case], known: Known) -> dict[str, float]:
+    """What compute and a collective beside each other take beyond the longer one, by the time of the shorter one."""
+    times: dict[str, dict[str, float]] = {}
+    for case, us in timed(cases, known, Overlap):
+        times.setdefault(case.pair, {})[case.part] = us
+    whole = [each for each in times.values() if len(each) == 3]
+    if not whole:
+        return {}
+    beyond = sum(each["both"] - max(each["transfer"], each["compute"]) for each in whole)
+    loss = beyond / sum(min(each["transfer"], each["compute"]) for each in whole)
+    return {"collectives.overlap_loss": min(max(loss, 1 - _MOST_LOSS), _MOST_LOSS)}
 
 
 def _links(cases: Sequence[Case], known: Known) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from autoplan.profiler.cache import Cache
-from autoplan.profiler.cases import Case, Compute, Transfer
+from autoplan.profiler.cases import Case, Compute, Overlap, Transfer
 from autoplan.profiler.collectives import World, all_must_end, make_transfer, messages
 from autoplan.profiler.ops import is_too_large, make_run
 from autoplan.profiler.timing import Effort, Elapsed, num_samples, quartile, typical_us
@@ -48,7 +48,7 @@ def _left(cases: Sequence[Case], world: World, cache: Cache | None) -> list[Case
 
 def measure_case(case: Case, world: World, watch: Stopwatch) -> float | None:
     """Microseconds of a case; None when it does not fit on one of the ranks, or cannot be run."""
-    if isinstance(case, Transfer):
+    if isinstance(case, Transfer | Overlap):
         return _transfer_us(case, world, watch)
     world.wait()
     us = world.mean(_local_us(case, world, watch))
@@ -66,7 +66,7 @@ def _local_us(case: Compute, world: World, watch: Stopwatch) -> float:
         raise
 
 
-def _transfer_us(case: Transfer, world: World, watch: Stopwatch) -> float | None:
+def _transfer_us(case: Transfer | Overlap, world: World, watch: Stopwatch) -> float | None:
     """All ranks together, equally often, each time from when the last of them has come."""
     try:
         run, compute = make_transfer(case, world)

@@ -14,7 +14,7 @@ from autoplan.cluster import Cluster
 from autoplan.cost_models import ProfileCostModel, known_profiles, load_cluster, load_profile, machine
 from autoplan.profiler import fit, write
 from autoplan.profiler.cache import Cache, open_cache
-from autoplan.profiler.cases import Case, DeviceKind, OpCase, compute_cases, transfer_cases
+from autoplan.profiler.cases import Case, DeviceKind, OpCase, compute_cases, overlap_cases, transfer_cases
 from autoplan.profiler.collectives import make_world
 from autoplan.profiler.consistent import consistent
 from autoplan.profiler.measure import Stopwatch, Told, measure
@@ -22,8 +22,6 @@ from autoplan.profiler.model_ops import model_cases
 from autoplan.profiler.timing import Effort, clocks
 from autoplan.runtime.mesh import start_process_group
 
-_CPU_OVERLAP_LOSS = 0.99
-"""Of ranks that have a processor each: it either computes or moves bytes, so nothing is hidden."""
 _QUICK = Effort(seconds=0.002, least=3)
 
 
@@ -77,6 +75,7 @@ def cases_of(asked: Asked, shape: Shape, told: Told) -> tuple[Case, ...]:
     cases: list[Case] = list(compute_cases(asked.device, asked.quick))
     if shape.ranks > 1:
         cases += transfer_cases(shape.ranks, shape.per_node, asked.quick)
+        cases += overlap_cases(asked.device, shape.ranks, shape.per_node, asked.quick)
     if asked.models:
         cluster, cost = _base(asked, shape)
         for model in asked.models:
@@ -126,8 +125,6 @@ def cluster_file(asked: Asked, shape: Shape, cases: Sequence[Case]) -> str:
 def _found(asked: Asked, shape: Shape, cases: Sequence[Case], cache: Cache) -> write.Found:
     numbers = fit.numbers(cases, cache.times)
     names = {}
-    if asked.device == "cpu" and shape.ranks > 1:
-        numbers["collectives.overlap_loss"] = _CPU_OVERLAP_LOSS
     if asked.device == "cuda":
         numbers["memory.capacity_mib"] = torch.cuda.get_device_properties(0).total_memory / 2**20
         names["links.host.name"] = "to the host, as measured"

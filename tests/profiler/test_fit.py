@@ -10,7 +10,17 @@ from autoplan.cost import Call
 from autoplan.cost_models.measured import CollectiveTimes, smooth
 from autoplan.ir import TensorMeta
 from autoplan.profiler import fit
-from autoplan.profiler.cases import Case, Dispatch, Matmul, OpCase, Stream, Transfer, compute_cases, transfer_cases
+from autoplan.profiler.cases import (
+    Case,
+    Dispatch,
+    Matmul,
+    OpCase,
+    Stream,
+    Transfer,
+    compute_cases,
+    overlap_cases,
+    transfer_cases,
+)
 from autoplan.profiler.consistent import consistent
 from autoplan.sharding import CollectiveKind
 
@@ -64,6 +74,19 @@ def test_a_collective_inside_compute_is_never_faster_than_alone() -> None:
     assert points.us == (3.0, 3.0) and points.alone_us == (3.0, 3.0)
 
 
+@pytest.mark.parametrize(("both", "loss"), [(10.0, 0.01), (12.0, 0.5), (14.0, 0.99), (99.0, 0.99)])
+def test_what_compute_and_a_collective_take_from_each_other(both: float, loss: float) -> None:
+    """Beside each other they take from as long as the longer one to as long as one after the other."""
+    cases = list(overlap_cases("cpu", 4, 4, False))
+    known: dict[str, float | None] = {
+        case.key: {"transfer": 4.0, "compute": 10.0, "both": both}[case.part] for case in cases
+    }
+    assert fit.numbers(cases, known) == {"collectives.overlap_loss": pytest.approx(loss)}
+    known[cases[0].key] = None
+    assert fit.numbers(cases, known) == {"collectives.overlap_loss": pytest.approx(loss)}
+    assert fit.numbers(cases[:3], known) == {}
+
+
 POINTS = st.dictionaries(st.integers(1, 10**9), st.floats(0.1, 1e6), min_size=1, max_size=8)
 
 
@@ -111,7 +134,8 @@ def test_a_line_is_fitted_to_relative_errors_and_never_falls() -> None:
 
 
 def test_keys_tell_cases_apart_and_groups_cover_the_ranks() -> None:
-    cases = [*compute_cases("cpu", False), *compute_cases("cuda", False), *transfer_cases(8, 4, False)]
+    cases: list[Case] = [*compute_cases("cpu", False), *compute_cases("cuda", False), *transfer_cases(8, 4, False)]
+    cases += [*overlap_cases("cpu", 8, 4, False), *overlap_cases("cuda", 8, 4, False)]
     keys = {case.key: case for case in cases}
     assert all(keys[case.key] == case for case in cases)
     assert all(a.key != b.key for a, b in pairwise(compute_cases("cpu", True)))
