@@ -21,6 +21,9 @@ from autoplan.cost_models import load_profile
 
 LEAST_ROWS = 256
 """Of a matmul: fewer are inference."""
+FULL_HEADS = 32
+"""Of an attention kernel: fewer, at one sample, leave processors idle."""
+WAYS = ("sdp_fwd", "sdp_bwd")
 SHARES = [0.4 + 0.01 * step for step in range(60)]
 HALVES = [0.5e9, 1e9, 1.5e9, 2e9, 3e9, 4e9, 5e9, 6e9, 8e9, 12e9]
 DEVICES = {
@@ -53,6 +56,8 @@ def main() -> None:
             error, share, half = fit_curve(kernels, DEVICES[device])
             fitted = f"efficiency {share:.2f}  half {half / 1e6:6.0f} MFLOP  mean error {100 * error:4.1f} %"
             print(f"{name:10} {device:16} {source:24} {len(kernels):5}  {fitted}")
+    for line in _both_ways(folder):
+        print(line)
     for (device, op), kernels in _grouped(_elementwise(folder)).items():
         bandwidth = load_profile(DEVICES[device]).memory_bytes_per_us
         share = median(kernel.num_bytes / kernel.time_us / bandwidth for kernel in kernels if kernel.num_bytes > 3e7)
@@ -101,6 +106,29 @@ def _attentions(folder: Path) -> Iterator[Kernel]:
             yield _kernel(row, float(row["tflops"]) * 1e6 * time_us, 0.0, time_us)
 
 
+def _both_ways(folder: Path) -> Iterator[str]:
+    """Shares of the peak by attention kernels timed forward and backward, counting half of the scores.
+
+    Backward does 2.5 times the operations of forward. Of tables that count whole squares, the rows of a usual head size
+    on a full device; of tables that time both together, every row.
+    """
+    rows = [row for row in _rows(folder / "attention.csv") if row["gpu"] in DEVICES]
+    for device in dict.fromkeys(row["gpu"] for row in rows):
+        peak = dict(load_profile(DEVICES[device]).peak_flops_per_us)["bfloat16"] / 1e6
+        mine = [row for row in rows if row["gpu"] == device]
+        usual = [row for row in mine if "full-square" in row["notes"] and row["v_head_dim"] == row["qk_head_dim"]]
+        usual = [row for row in usual if int(row["heads"]) >= FULL_HEADS]
+        there, back = ([float(row["tflops"]) / 2 / peak for row in usual if row["pass"] == way] for way in WAYS)
+        if there and back:
+            both = 3.5 / (1 / mean(there) + 2.5 / mean(back))
+            shares = f"forward {mean(there):.2f}  backward {mean(back):.2f}  both {both:.2f}"
+            yield f"{'attention':10} {device:16} {_source(usual[0]):24} {len(usual):5}  {shares}"
+        for row in mine:
+            if row["pass"].startswith("in-step attention fwd+bwd"):
+                share = float(row["tflops"]) / peak
+                yield f"{'attention':10} {device:16} {_source(row):24} {1:5}  both {share:.2f}  in a step"
+
+
 def _elementwise(folder: Path) -> Iterator[Kernel]:
     passes: dict[str, Callable[[float, float], float]] = {
         "add": lambda wide, inner: 3 * wide,
@@ -118,8 +146,11 @@ def _elementwise(folder: Path) -> Iterator[Kernel]:
 
 
 def _kernel(row: dict[str, str], flops: float, num_bytes: float, time_us: float) -> Kernel:
-    source = row["source"].partition("@")[0].rpartition("/")[2]
-    return Kernel(device=row["gpu"], source=source, flops=flops, num_bytes=num_bytes, time_us=time_us)
+    return Kernel(device=row["gpu"], source=_source(row), flops=flops, num_bytes=num_bytes, time_us=time_us)
+
+
+def _source(row: dict[str, str]) -> str:
+    return row["source"].partition("@")[0].rpartition("/")[2]
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

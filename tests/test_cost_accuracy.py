@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,15 @@ def pricer() -> Pricer:
     found = Pricer()
     found.expect(RUNS.values())
     return found
+
+
+def test_every_share_of_attention_says_where_it_comes_from() -> None:
+    found = tomllib.loads((ROOT / "benchmarks" / "data" / "attention.toml").read_text(encoding="utf-8"))
+    entries = [entry for table in found.values() for entry in table.values()]
+    assert all(set(entry) == {"share", "kind", "source", "date"} and 0 < entry["share"] < 1 for entry in entries)
+    assert all(entry["kind"] == "assumed" or "@" in entry["source"] for entry in entries)
+    cost = cost_model_of(next(run for run in RUNS.values() if run.source == "llmfoundry" and "H100" in run.gpu))
+    assert cost is not None and cost.profile.attention.best == found["flash-1"]["H100"]["share"]
 
 
 def test_rows_that_cannot_be_priced_say_why() -> None:

@@ -43,7 +43,8 @@ def _generation(attention: str) -> str:
 
 @cache
 def _efficiencies() -> dict[str, dict[str, float]]:
-    return tomllib.loads((DATA / "attention.toml").read_text(encoding="utf-8"))
+    found = tomllib.loads((DATA / "attention.toml").read_text(encoding="utf-8"))
+    return {name: {gpu: said["share"] for gpu, said in table.items()} for name, table in found.items()}
 
 
 @cache
