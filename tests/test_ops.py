@@ -10,9 +10,11 @@ from typer.testing import CliRunner
 
 from autoplan import examine
 from autoplan.cli.main import make_app
+from autoplan.cost_models import ProfileCostModel, load_cluster
 from autoplan.plan.file import save_plan
 from autoplan.plan.plan import Plan
 from autoplan.planning import search_source
+from autoplan.profiler.model_ops import model_cases
 from autoplan.report.ops import ops_text
 
 LLAMA = Path(__file__).parent.parent / "examples" / "llama.py"
@@ -52,6 +54,23 @@ def test_ops_of_all_stages_are_there_and_every_gradient_is_added_once():
     assert sum(op.total_us for op in rest) == pytest.approx(passes_us(plan), rel=1e-9)
     assert sum(op.count * op.flops for op in adding) == plan.num_microbatches * num_parameters()
     assert plan.num_microbatches > 1
+
+
+def test_an_op_that_was_measured_says_so_and_still_adds_up(tmp_path: Path):
+    cluster, profile = load_cluster("8xH100")
+    cost = ProfileCostModel(cluster=cluster, profile=profile)
+    cases = model_cases(str(LLAMA), cluster, cost, global_batch=64, seq_len=None, told=lambda _: None)
+    file = tmp_path / "here.toml"
+    times = "\n".join(f"{json.dumps(str(case.call))} = 123.0" for case in cases if "aten.linear" in case.key)
+    file.write_text(
+        f'nodes = 1\ndevices_per_node = 8\nprofile = "H100"\n[measured]\ndate = 2026-12-01\n[measured.ops]\n{times}'
+    )
+    plan = search_source(str(LLAMA), cluster=str(file), global_batch=64, tp=1, pp=1, microbatch=2)
+    ops = examine.ops(plan)
+    assert sum(op.total_us for op in ops) == pytest.approx(dict(plan.step)["compute"], rel=1e-9)
+    measured = [op for op in ops if op.estimate.source == "this op at this shape, measured 2026-12-01"]
+    assert {op.estimate.time_us for op in measured} == {123.0}
+    assert measured == [op for op in ops if op.op == "aten.linear.default"]
 
 
 def test_ops_are_opened_worst_first_and_below_the_peak():
