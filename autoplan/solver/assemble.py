@@ -198,7 +198,10 @@ def _runner_up(loss: Loss, best: Step) -> RunnerUp:
 def _reason(loss: Loss, best: Step) -> str:
     if loss.step_us is None:
         return f"refused: {loss.reason}"
-    slower = f"{(loss.step_us / best.total_us - 1) * 100:.1f}% slower"
+    percent = (loss.step_us / best.total_us - 1) * 100
+    if loss.step is None and percent < 0:
+        return f"left out: at most {-percent:.1f}% faster, by its lower bound"
+    slower = f"{percent:.1f}% slower"
     if loss.step is None:
         return f"left out: at least {slower}, by its lower bound"
     mine = dict(best.amounts)

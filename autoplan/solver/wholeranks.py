@@ -3,8 +3,8 @@
 Lagrange multipliers take fractions of options; where ranks hold several stages that keep different numbers of
 microbatches, this leaves a gap. One rank alone is a small problem, and a handful of counts around the even share of the
 longest run decides: with t_r(k) the least time of k segments on rank r, no step has a slowest rank below the least T
-with sum over r of max {k : t_r(k) <= T} >= n. A lower bound of t_r(k) gives a lower bound of T: multipliers bound all of
-them, and a MILP only the one that T equals, until T is one that a MILP gave.
+with sum over r of max {k : t_r(k) <= T} >= n. Lower bounds of t_r(k) give one of T: multipliers bound all of them, and
+MILPs only those that T may depend on.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ def _by_multipliers(one: ChainProblem) -> float:
 
 
 def _deciding(times: list[list[float]], counts: range, number: int) -> tuple[float, list[int]]:
-    """Least time at which the ranks hold so many segments, or more than was tried; how many counts each rank reaches."""
+    """Least time at which the ranks hold so many segments, or more than was tried; how many counts each reaches."""
     most = [0] * len(times)
     for time, rank, at in sorted((time, rank, at) for rank, row in enumerate(times) for at, time in enumerate(row)):
         if time == float("inf"):
