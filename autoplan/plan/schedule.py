@@ -15,9 +15,10 @@ same paper). Nothing here needs torch; a test compares the two.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
-from operator import sub
 from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autoplan.errors import InputError
 from autoplan.plan.plan import ScheduleKind
@@ -26,6 +27,8 @@ What = Literal["F", "B", "W"]
 _WHATS: tuple[What, ...] = ("F", "B", "W")
 Counts = tuple[int, ...]
 """Microbatches in flight, one number per chunk."""
+Path = NDArray[np.intp]
+"""Rows of such numbers, in the order of time."""
 
 
 class Action(NamedTuple):
@@ -120,8 +123,7 @@ def _loop_order(
         cycle, chunk = divmod(turn, len(stages))
         return Action(what, (stages if what == "F" else backwards)[chunk], cycle * size + place)
 
-    hops = 2 * after if kind == "interleaved" else after
-    warmup = min(total, (len(stages) - 1) * size + hops)
+    warmup = _warmup(kind, len(stages), size, rounds, after)
     for i in range(warmup):
         yield action("F", i)
     for i in range(total):
@@ -133,6 +135,12 @@ def _loop_order(
     if splits_backward(kind):
         for i in range(max(0, total - before), total):
             yield action("W", i)
+
+
+def _warmup(kind: ScheduleKind, v: int, size: int, rounds: int, after: int) -> int:
+    """Forward passes before the first backward pass."""
+    hops = 2 * after if kind == "interleaved" else after
+    return min(v * size * rounds, (v - 1) * size + hops)
 
 
 def _v_order(p: int, m: int, rank: int) -> Iterator[Action]:
@@ -171,23 +179,38 @@ def in_flight(kind: ScheduleKind, p: int, v: int, m: int, rank: int) -> tuple[Co
 
 @cache
 def _fullest(kind: ScheduleKind, p: int, v: int, size: int, rounds: int, rank: int) -> tuple[Counts, ...]:
-    chunk_of = {stage: chunk for chunk, stage in enumerate(stages_of(kind, p, v, rank))}
-    last: What = "W" if splits_backward(kind) else "B"
-    counts, after_forward = [0] * v, []
-    for what, stage, _ in _order(kind, p, v, size, rounds, rank):
+    path = _v_path(p, size * rounds, rank) if kind == "zbv" else _loop_path(kind, p, v, size, rounds, rank)
+    return _undominated(_corners(path))
+
+
+def _v_path(p: int, m: int, rank: int) -> Path:
+    """What is in flight after each F."""
+    stages, counts, after_forward = stages_of("zbv", p, 2, rank), [0, 0], []
+    for what, stage, _ in _v_order(p, m, rank):
         if what == "F":
-            counts[chunk_of[stage]] += 1
+            counts[stages.index(stage)] += 1
             after_forward.append(tuple(counts))
-        elif what == last:
-            counts[chunk_of[stage]] -= 1
-    return _undominated(_corners(after_forward))
+        elif what == "W":
+            counts[stages.index(stage)] -= 1
+    return np.array(after_forward)
 
 
-def _corners(path: Sequence[Counts]) -> list[Counts]:
+def _loop_path(kind: ScheduleKind, p: int, v: int, size: int, rounds: int, rank: int) -> Path:
+    """The same from the order of ``_loop_order``, without going through it."""
+    index = np.arange(v * size * rounds)
+    chunk = index // size % v
+    started = np.cumsum(chunk[:, None] == np.arange(v), axis=0)
+    ended = np.cumsum(np.vstack([np.zeros(v, dtype=int), v - 1 - chunk[:, None] == np.arange(v)]), axis=0)
+    trailing = rank if splits_backward(kind) else 0
+    passed = np.maximum(0, index - _warmup(kind, v, size, rounds, p - 1 - rank) - trailing)
+    return np.asarray(started - ended[passed])
+
+
+def _corners(path: Path) -> list[Counts]:
     """The points of a path without those in the middle of a straight stretch, each once."""
-    steps = [tuple(map(sub, b, a)) for a, b in pairwise(path)]
-    inner = [b for b, (before, after) in zip(path[1:], pairwise(steps), strict=False) if before != after]
-    return list(dict.fromkeys([path[0], *inner, path[-1]]))
+    steps = np.diff(path, axis=0)
+    turns = np.flatnonzero((steps[1:] != steps[:-1]).any(axis=1)) + 1
+    return list(dict.fromkeys(map(tuple, path[[0, *turns, len(path) - 1]].tolist())))
 
 
 def _undominated(points: Sequence[Counts]) -> tuple[Counts, ...]:

@@ -199,9 +199,9 @@ def _reason(loss: Loss, best: Step) -> str:
     if loss.step_us is None:
         return f"refused: {loss.reason}"
     percent = (loss.step_us / best.total_us - 1) * 100
-    slower = f"{percent:.1f}% slower"
     if loss.step is None and percent < 0:
-        return f"left out: by its lower bound at most {-percent:.1f}% faster, less than the search is to find"
+        return f"left out: at most {-percent:.1f}% faster, by its lower bound"
+    slower = f"{percent:.1f}% slower"
     if loss.step is None:
         return f"left out: at least {slower}, by its lower bound"
     mine = dict(best.amounts)

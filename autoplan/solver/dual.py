@@ -293,26 +293,39 @@ def multisets(options: int, number: int) -> Indices:
 
 
 def _whole_time(duals: _Duals, ranks: _Ranks, number: int, low: float, few: Array) -> float:
-    """The same with whole segments on each rank, to a ten-thousandth from below; ``few`` has their least times."""
+    """The same with whole segments on each rank; ``few`` has their least times.
 
-    def holds(limit_us: float) -> bool:
-        held = np.floor(_capacity(duals, ranks, limit_us) * (1 + 1e-9))
-        if few.shape[1]:
-            counted = (few * _SAFE <= limit_us).sum(axis=1)
-            held = np.where(counted < few.shape[1], np.minimum(held, counted), held)
-        return bool(held.sum() >= number)
-
-    if low == float("inf") or holds(low):
+    The ranks hold some at ``low`` already; the times at which each holds one more, and another, are in closed form.
+    """
+    if low == float("inf"):
         return low
-    if not holds(_EVER):
-        return float("inf")
-    high = max(2 * low, 1.0)
-    while not holds(high):
-        low, high = high, high * 2
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
+    held = np.floor(_capacity(duals, ranks, low) * (1 + 1e-9))
+    if few.shape[1]:
+        counted = (few * _SAFE <= low).sum(axis=1)
+        held = np.where(counted < few.shape[1], np.minimum(held, counted), held)
+    missing, ahead = int(number - held.sum()), 2
+    while missing > 0:
+        times = _reached(duals, ranks, held[:, None] + np.arange(1, ahead + 1), few)
+        enough = np.sort(times, axis=None)[missing - 1] if missing <= times.size else np.inf
+        if (times[:, -1] >= enough).all():
+            return float(max(low, enough))
+        ahead *= 2
     return low
+
+
+def _reached(duals: _Duals, ranks: _Ranks, counts: Array, few: Array) -> Array:
+    """Least time at which each rank holds so many segments: the inverse of ``_capacity``, one column per count."""
+    room = np.maximum(ranks.memory - ranks.taken_bytes, 0.0)
+    over = counts[:, :, None] * _SAFE - (duals.memory * room[:, None] + duals.extra)[:, None, :]
+    slope = np.broadcast_to(duals.time[:, None, :], over.shape)
+    never = np.where(over > 0, np.inf, 0.0)
+    times = np.divide(over, slope, out=never, where=slope > 0).max(axis=2)
+    times = np.maximum(times, 0.0) + (ranks.fixed_us + ranks.taken_us)[:, None]
+    if few.shape[1]:
+        index = np.minimum(counts.astype(np.intp), few.shape[1]) - 1
+        by_options = np.take_along_axis(few, index, axis=1) * _SAFE
+        times = np.where(counts <= few.shape[1], np.maximum(times, by_options), times)
+    return np.asarray(times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

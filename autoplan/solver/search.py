@@ -31,8 +31,8 @@ from autoplan.solver.tables import Tables
 _EVERY_S = 2.0
 _POLISHED = 100
 """Nodes to open for a better proof."""
-_THOROUGH = 2
-"""Solved points with loose bounds to solve again."""
+_THOROUGH = 6
+"""Solved points with loose bounds to solve again, at most."""
 _POINT_LIMIT_S = 20.0
 """One solve of stages; only met on a machine far slower than the limit in nodes foresees."""
 
@@ -71,11 +71,15 @@ def _polish(state: Search) -> None:
     if state.status != "complete" or state.is_proven:
         return
     state.polishing = True
-    loose = sorted(state.proven.items(), key=lambda pair: pair[1])
-    for node, bound in loose[:_THOROUGH]:
-        assert state.best is not None and node.point is not None
-        if bound < state.proof_us:
-            _solve(state, node, node.point, thorough=True)
+    done: set[Node] = set()
+    for _ in range(_THOROUGH):
+        loose = [(bound, node) for node, bound in state.proven.items() if node not in done]
+        bound, node = min(loose, key=lambda pair: pair[0], default=(INFINITE, None))
+        if node is None or bound >= state.proof_us:
+            break
+        assert node.point is not None
+        done.add(node)
+        _solve(state, node, node.point, thorough=True)
     if not state.is_proven:
         _run(state, most=_POLISHED)
 

@@ -13,6 +13,7 @@ Objective
 mathematics. Most chains need no MILP: ``construct`` cuts them and ``dual`` proves the cut good enough.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pulp
@@ -28,12 +29,14 @@ from autoplan.solver.construct import construct
 from autoplan.solver.dual import lower_bound_us
 from autoplan.solver.exact import better, try_all
 from autoplan.solver.milp import SolveState, dual_bound, run_solver
-from autoplan.solver.wholeranks import MOST_RANKS, slowest_rank_us
+from autoplan.solver.wholeranks import MOST_RANKS, slowest_rank
 
 MOST_COUNTS = 80
 """Integers of a MILP that is worth its time when a gap is allowed; larger chains keep what was constructed."""
 MOST_COUNTS_THOROUGH, NODES_THOROUGH = 600, 20
 """The same for the one point whose proof decides that of the whole search."""
+MOST_COUNTS_RANK = 30
+"""Integers of one rank for which its MILP is worth its time at every point."""
 MOST_NODES = 500
 """Nodes of one branch and bound; a limit in nodes, not seconds, keeps answers the same on every machine."""
 
@@ -66,24 +69,11 @@ def solve_stages(
     """
     if chain.num_segments < len(chain.stages):
         return ChainSolution(state=SolveState.INFEASIBLE, counts=None, bound_us=float("inf"))
-    bound = lower_bound_us(chain)
-    if bound == float("inf"):
-        return ChainSolution(state=SolveState.INFEASIBLE, counts=None, bound_us=bound)
-    if bound >= cutoff_us:
-        return ChainSolution(state=SolveState.BEATEN, counts=None, bound_us=bound)
-    found = construct(chain)
-    if found is not None and _within(objective_us(chain, found), bound, gap):
-        return ChainSolution(state=SolveState.OPTIMAL, counts=found, bound_us=bound)
-    tried = try_all(chain)
-    if tried is not None:
-        bound = max(bound, tried[0])
-        found = better(chain, found, tried[1])
+    bound, found = 0.0, None
+    for closer, counts in _without_milp(chain, thorough):
+        bound, found = max(bound, closer), better(chain, found, counts or ())
         if bound == float("inf"):
             return ChainSolution(state=SolveState.INFEASIBLE, counts=None, bound_us=bound)
-        if found is not None and _within(objective_us(chain, found), bound, gap):
-            return ChainSolution(state=SolveState.OPTIMAL, counts=found, bound_us=bound)
-    if thorough and chain.cuts is None and len(chain.ranks) <= MOST_RANKS:
-        bound = max(bound, lower_bound_us(chain, slowest_us=slowest_rank_us(chain, _least_us)))
         if found is not None and _within(objective_us(chain, found), bound, gap):
             return ChainSolution(state=SolveState.OPTIMAL, counts=found, bound_us=bound)
         if bound >= cutoff_us:
@@ -93,6 +83,23 @@ def solve_stages(
         return ChainSolution(state=state, counts=found, bound_us=bound)
     nodes = NODES_THOROUGH if gap > 0 and thorough else MOST_NODES
     return _by_milp(chain, found, bound, gap, cutoff_us, time_limit_s, nodes)
+
+
+def _without_milp(chain: ChainProblem, thorough: bool) -> Iterator[tuple[float, Counts | None]]:
+    """Lower bounds and counts, the cheapest first; what the next one costs is spent only where they leave a gap."""
+    yield lower_bound_us(chain), None
+    yield 0.0, construct(chain)
+    yield try_all(chain) or (0.0, None)
+    if _by_whole_ranks(chain, thorough):
+        slowest_us, counts = slowest_rank(chain, _least)
+        yield lower_bound_us(chain, slowest_us=slowest_us), counts
+
+
+def _by_whole_ranks(chain: ChainProblem, thorough: bool) -> bool:
+    """Whether a MILP per rank is worth its time: they are small where a rank has few stages."""
+    if chain.cuts is not None or len(chain.ranks) > MOST_RANKS:
+        return False
+    return thorough or _num_counts(chain) <= MOST_COUNTS_RANK * len(chain.ranks)
 
 
 def _within(time_us: float, bound_us: float, gap: float) -> bool:
@@ -123,9 +130,10 @@ def _by_milp(
     )
 
 
-def _least_us(chain: ChainProblem) -> float:
-    """What a small chain takes at least, to a ten-thousandth."""
-    return _by_milp(chain, None, 0.0, 1e-4, float("inf"), 5.0, MOST_NODES).bound_us
+def _least(chain: ChainProblem) -> tuple[float, Counts | None]:
+    """What a small chain takes at least, to a ten-thousandth, and by which counts."""
+    solution = _by_milp(chain, None, 0.0, 1e-4, float("inf"), 5.0, MOST_NODES)
+    return solution.bound_us, solution.counts
 
 
 def _num_counts(chain: ChainProblem) -> int:

@@ -23,8 +23,8 @@ from autoplan.solver.construct import construct
 from autoplan.solver.dual import lower_bound_us
 from autoplan.solver.exact import try_all
 from autoplan.solver.milp import SolveState
-from autoplan.solver.stages import _least_us, solve_stages
-from autoplan.solver.wholeranks import slowest_rank_us
+from autoplan.solver.stages import _least, solve_stages
+from autoplan.solver.wholeranks import slowest_rank
 
 SEEDS = range(250)
 EVER = float("inf")
@@ -120,7 +120,7 @@ def test_few_segments_without_one_of_their_options_would_show(monkeypatch: pytes
 
 
 def with_slowest_rank(chain: ChainProblem) -> float:
-    return lower_bound_us(chain, slowest_us=slowest_rank_us(chain, _least_us))
+    return lower_bound_us(chain, slowest_us=slowest_rank(chain, _least)[0])
 
 
 def test_the_slowest_rank_by_whole_segments_is_a_bound_and_a_closer_one():

@@ -271,3 +271,15 @@ def test_a_sweep_of_prices_never_worsens_time_when_time_is_all():
     prices = sweep(made.cluster, made.cost, 2)
     variants = solve_variants(problem, prices, {}, set())
     assert 1 <= len(variants) <= len(prices)
+
+
+def test_what_was_left_out_below_the_answer_is_at_most_so_much_faster():
+    first = plan(gap=0.5)
+    bounds = [other for other in first.runners_up if other.reason.startswith("left out")]
+    assert bounds
+    for other in bounds:
+        faster = other.step_us < first.step.total
+        share = abs(other.step_us / first.step.total - 1) * 100
+        wanted = f"at most {share:.1f}% faster" if faster else f"at least {share:.1f}% slower"
+        assert other.reason == f"left out: {wanted}, by its lower bound"
+    assert any(other.step_us < first.step.total for other in bounds)
