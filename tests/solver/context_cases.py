@@ -18,8 +18,9 @@ from autoplan.solver.problem import Axis
 from autoplan.trace.capture import trace_model
 from autoplan.trace.segments import segment_graph
 
-COMPUTE_BOUND = ToyCost(latency_us=0.0, link_bytes_per_us=1e6)
-"""On models this small a latency would be dearer than doing all the work on every rank."""
+COMPUTE_BOUND = ToyCost(latency_us=0.0, link_bytes_per_us=3e2)
+"""On models this small a latency would be dearer than doing all the work on every rank. Links are slower than memory:
+else keys would be gathered after they are repeated for their heads, and each rank sum fewer of their gradients."""
 EXCHANGE, GATHER = 1, 64
 """Tensor degrees: with 64 no head could be exchanged."""
 BLOCK = 1
