@@ -13,6 +13,7 @@ from functools import cache
 
 from autoplan.solver.chain import ChainProblem, Counts, joint_us, longest_run
 from autoplan.solver.dual import lower_bound_us
+from autoplan.solver.ladder import numbers_between
 
 MOST_RANKS = 32
 """Ranks for which the small MILPs are worth their time."""
@@ -89,10 +90,19 @@ def _together(chain: ChainProblem, main: int, found: list[Counts | None]) -> Cou
         for stage, used in zip(chain.ranks[rank], mine, strict=True):
             for run, row in zip(runs, used, strict=True):
                 counts[stage][run] = list(row)
-    whole = all(
-        sum(sum(stage[run]) for stage in counts) == length for run, length in enumerate(chain.lengths)
-    )
-    return tuple(tuple(map(tuple, stage)) for stage in counts) if whole else None
+    made = tuple(tuple(map(tuple, stage)) for stage in counts)
+    return made if _is_cut(chain, made) else None
+
+
+def _is_cut(chain: ChainProblem, counts: Counts) -> bool:
+    """Whether stages of legal sizes follow each other through the whole chain."""
+    held = [[sum(row) for row in stage] for stage in counts]
+    (least, most), edges = chain.sizes, [0]
+    for stage in held:
+        edges.append(edges[-1] + sum(stage))
+        if not least <= sum(stage) <= most or stage != numbers_between(chain, edges[-2], edges[-1]):
+            return False
+    return edges[-1] == chain.num_segments
 
 
 def _alone(chain: ChainProblem, main: int, rank: int, counts: range) -> Iterator[ChainProblem]:

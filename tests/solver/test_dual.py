@@ -141,6 +141,24 @@ def test_a_slowest_rank_that_is_one_segment_late_would_show(monkeypatch: pytest.
     assert any(with_slowest_rank(random_chain(seed)) > optimum(seed) * (1 + 1e-9) for seed in seeds)
 
 
+def too_good() -> list[int]:
+    """Chains for which the counts of single ranks, put together, fit the memory and beat the optimum."""
+    found = []
+    for seed in SEEDS:
+        chain = random_chain(seed)
+        counts = slowest_rank(chain, _least)[1] if chain.cuts is None else None
+        if counts is not None and overflow_bytes(chain, counts) <= 0:
+            found.append((seed, objective_us(chain, counts)))
+    assert len(found) > 20
+    return [seed for seed, step in found if step < optimum(seed) * (1 - 1e-9)]
+
+
+def test_ranks_put_together_are_never_better_than_the_best(monkeypatch: pytest.MonkeyPatch):
+    assert not too_good()
+    monkeypatch.setattr(wholeranks, "_is_cut", lambda *_: True)
+    assert too_good(), "stages of any length, in any order, would not show"
+
+
 def tried() -> dict[int, tuple[float, Counts]]:
     """Chains with few enough arrangements and choices."""
     found = {seed: try_all(random_chain(seed)) for seed in SEEDS}
