@@ -46,6 +46,8 @@ def test_two_ranks_are_started_measured_and_resumed(tmp_path: Path) -> None:
     assert {source.kind for key, source in profile.sources if key == "compute.launch_us"} == {"measured"}
     measured = (tmp_path / "local.toml.measured").read_text()
     assert all(json.loads(line)["us"] != 0 for line in measured.splitlines())
+    assert sum("beside" in line for line in measured.splitlines()) == 3
+    assert 0 < profile.overlap_loss < 1 and dict(profile.sources)["collectives.overlap_loss"].kind == "measured"
     again = CliRunner().invoke(make_app(), words)
     assert again.exit_code == 0 and (tmp_path / "local.toml.measured").read_text() == measured
     assert load_cluster(str(file))[1] == profile
