@@ -8,6 +8,7 @@ a test holds the two tables equal.
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import assert_never
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed import ProcessGroup
 
 from autoplan.runtime import compat
 from autoplan.runtime.layouts import local_part
+from autoplan.runtime.regather import apart, gathered
 from autoplan.sharding import CollectiveKind, Partial, Placement, Replicate, Shard, local_range, local_shape
 
 
@@ -117,8 +119,11 @@ def redistribute(x: Tensor, src: Placement, dst: Placement, axis: AxisGroup, sha
     if x.requires_grad and torch.is_grad_enabled():
         changed: object = _Change.apply(x, forward, backward, axis, shape)  # type: ignore[no-untyped-call]
         assert isinstance(changed, Tensor)
-        return changed
-    return _make(x, forward, axis, shape)
+    else:
+        changed = apart(_make(x, forward, axis, shape))
+    if forward.step is Step.GATHER and x.is_floating_point():
+        gathered(changed, partial(_make, x.detach(), forward, axis, shape))
+    return changed
 
 
 class _Change(torch.autograd.Function):
@@ -132,7 +137,7 @@ class _Change(torch.autograd.Function):
         shape: tuple[int, ...],
     ) -> Tensor:
         ctx.way_back = (backward, axis, shape)  # type: ignore[attr-defined]
-        return x.view_as(x) if forward.step is Step.KEEP else _make(x, forward, axis, shape)
+        return x.view_as(x) if forward.step is Step.KEEP else apart(_make(x, forward, axis, shape))
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None, None, None]:

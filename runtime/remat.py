@@ -1,4 +1,8 @@
-"""Activation recomputation of one segment: none, selective (keep matmuls, attention, collectives) or full."""
+"""Activation recomputation of one segment.
+
+none keeps everything, gather all but the results of all-gathers, selective those of matmuls, attention and collectives,
+full nothing.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,6 +18,7 @@ from torch.utils.checkpoint import (
 
 from autoplan.plan.plan import Recompute
 from autoplan.runtime.compat import COLLECTIVE_NAMESPACE, OpOverload
+from autoplan.runtime.regather import gather_again
 
 Outputs = tuple[Tensor, ...]
 
@@ -32,6 +37,9 @@ def run_segment(function: Callable[..., Outputs], recompute: Recompute, *args: o
     """
     if recompute == "none" or not torch.is_grad_enabled():
         return function(*args)
+    if recompute == "gather":
+        with gather_again():
+            return function(*args)
     with set_checkpoint_early_stop(False):
         if recompute == "full":
             return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]

@@ -21,8 +21,8 @@ from autoplan.sharding import REPLICATE, CollectiveKind, Placement, Strategy
 
 SCHEMA_VERSION = 2
 
-Recompute = Literal["none", "selective", "full"]
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+Recompute = Literal["none", "gather", "selective", "full"]
+RECOMPUTE: tuple[Recompute, ...] = ("none", "gather", "selective", "full")
 DataMode = Literal["replicate", "zero1", "zero2", "shard"]
 DATA_MODES: tuple[DataMode, ...] = ("replicate", "zero1", "zero2", "shard")
 """What data ranks share: nothing, optimizer states, gradients too, parameters too (FSDP2, ZeRO-3)."""

@@ -85,7 +85,7 @@ def context_bytes(
 
 def _kept_again(resolved: Resolved, size: _Sizes, everything: int, recompute: Recompute) -> int:
     match recompute:
-        case "none":
+        case "none" | "gather":
             return everything
         case "selective":
             return sum(size(name, dst) for name, src, dst in resolved.moves if resolved.move((name, src, dst)).forward)

@@ -1,6 +1,7 @@
 """A resolved choice x a way to recompute -> what one segment costs: the options of level 2.
 
 none       everything that backward needs is kept
+gather     of floats that were all-gathered only the part of this rank is kept, and gathered once more in backward
 selective  results of matmuls, attention and collectives are kept, the rest is computed again in backward
 full       only what the segment reads from earlier segments is kept; the forward pass runs again, its
            collectives included
@@ -12,8 +13,9 @@ from typing import assert_never
 
 from autoplan.cost import Collective
 from autoplan.plan.plan import CollectiveCount, LayoutCost, Recompute
-from autoplan.solver.choice import Resolved, activation_bytes, kept_bytes
-from autoplan.solver.problem import Storage, local_bytes
+from autoplan.sharding import CollectiveKind
+from autoplan.solver.choice import Resolved, activation_bytes, base_storages, kept_bytes, saved_storages
+from autoplan.solver.problem import MoveKey, Storage, local_bytes
 
 
 def layout_cost(resolved: Resolved, recompute: Recompute) -> LayoutCost:
@@ -46,6 +48,11 @@ def _recomputed(
     match recompute:
         case "none":
             pass
+        case "gather":
+            moves = [resolved.move(key) for key in gathered_again(resolved)]
+            again_comm_us = sum(move.forward_us for move in moves)
+            issued = [move.forward for move in moves if move.forward is not None]
+            collectives = count_collectives("tp", [*forward, *backward_collectives(resolved), *issued])
         case "selective":
             again_us = light_us
         case "full":
@@ -69,6 +76,10 @@ def option_bytes(resolved: Resolved, recompute: Recompute) -> int:
     match recompute:
         case "none":
             return activation_bytes(resolved)
+        case "gather":
+            again = {(name, dst): (name, src) for name, src, dst in gathered_again(resolved)}
+            extra = sum(c.extra_bytes for _, c in resolved.nodes)
+            return extra + kept_bytes(resolved, [again.get(pair, pair) for pair in _saved(resolved)])
         case "selective":
             extra = sum(c.extra_bytes for n, c in resolved.nodes if n.is_heavy)
             return extra + kept_bytes(resolved, [*_inputs(resolved), *_heavy_results(resolved), *_gathered(resolved)])
@@ -89,6 +100,24 @@ def _heavy_results(resolved: Resolved) -> list[Storage]:
 
 def _gathered(resolved: Resolved) -> list[Storage]:
     return [(name, dst) for name, src, dst in resolved.moves if resolved.move((name, src, dst)).forward]
+
+
+def gathered_again(resolved: Resolved) -> tuple[MoveKey, ...]:
+    """Moves of floats by an all-gather whose results backward needs: their sources are enough."""
+    saved, floats = _saved(resolved), {v.name for v in resolved.problem.values if v.meta.is_float}
+    return tuple(
+        key
+        for key in resolved.moves
+        if key[0] in floats and (key[0], key[2]) in saved and _kind(resolved.move(key).forward) is CollectiveKind.ALL_GATHER
+    )
+
+
+def _saved(resolved: Resolved) -> set[Storage]:
+    return base_storages(resolved, saved_storages(resolved))
+
+
+def _kind(collective: Collective | None) -> CollectiveKind | None:
+    return None if collective is None else collective.kind
 
 
 def forward_collectives(resolved: Resolved) -> list[Collective]:

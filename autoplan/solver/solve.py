@@ -71,7 +71,7 @@ def prepare(sg: SegmentedGraph, cluster: Cluster, cost: CostModel, request: Requ
     wanted = RECOMPUTE if request.recompute is None else (request.recompute,)
     ways = tuple(way for way in wanted if not allows(constraints, recompute=way))
     if not ways:
-        raise InputError("every way to recompute is forbidden; allow none, selective or full")
+        raise InputError("every way to recompute is forbidden; allow one of " + ", ".join(RECOMPUTE))
     tables = Tables(
         sg=refined, split=split, cluster=cluster, cost=cost, recompute=ways, constraints=constraints,
         heads=attention_heads(sg.graph),

@@ -24,7 +24,7 @@ from autoplan.solver.context import Context, context_model, make_context
 from autoplan.solver.context_cost import context_bytes, context_collectives
 from autoplan.solver.experts import dispatch_bytes, expert_nodes, expert_params
 from autoplan.solver.milp import SolveState
-from autoplan.solver.options import count_collectives, largest_buffer_bytes, layout_costs
+from autoplan.solver.options import count_collectives, gathered_again, largest_buffer_bytes, layout_costs
 from autoplan.solver.problem import Axis, Prices, Problem
 
 Fixed = dict[str, Placement]
@@ -180,6 +180,8 @@ class Tables:
         self, kind: int, variant: Resolved, ways: tuple[Recompute, ...], model: Model, context: Context | None,
         key: TableKey, index: int,
     ) -> tuple[Option, ...]:  # fmt: skip
+        if "none" in ways and not gathered_again(variant):
+            ways = tuple(way for way in ways if way != "gather")
         nodes = expert_nodes(model.nodes[name] for name in self.sg.representative(kind).nodes)
         costs = layout_costs(variant, ways)
         buffers = largest_buffer_bytes(variant)

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 import autoplan
 from autoplan import api
 from autoplan.runtime.data import StageModule
+from autoplan.runtime.regather import _Gathered
 from autoplan.runtime.skeleton import signature
 from autoplan.trace.capture import Traced, trace_model
 
@@ -94,7 +95,7 @@ def agree(name: str, plan: autoplan.Plan, batch_size: int, mutation: str = "") -
         if not error <= TOLERANCE:
             found.append(f"{what}: off by {error:.3g}")
 
-    with zoo.InFloat64(), MUTATIONS[mutation](), _patched(api, "trace_model", lambda _: partial(_traced_once, name)):
+    with zoo.InFloat64(), (MUTATIONS | _SPECIAL)[mutation](), _patched(api, "trace_model", lambda _: partial(_traced_once, name)):
         model = autoplan.compile(zoo.build(name), plan)
         counter = CollectiveCounter(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
@@ -214,3 +215,8 @@ def losses_in(name: str, plan: autoplan.Plan, dtype: torch.dtype, batch_size: in
             optimizer.step()
         pairs.append((losses[0].item(), losses[1].item()))
     return pairs
+STALE_GATHER = "read zeros for what is gathered again"
+_SPECIAL = {
+    STALE_GATHER: lambda: _patched(_Gathered, "read", lambda read: lambda self: torch.zeros_like(read(self)))
+}
+"""Mutations that only some plans can notice."""

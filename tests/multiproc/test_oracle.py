@@ -14,12 +14,15 @@ import torch
 import zoo
 from multiproc import oracle_jobs
 from random_plan import random_plan
+from solver.toy_cost import ToyCost
 
 import autoplan
 from autoplan.errors import InputError
 from autoplan.ir import SegmentedGraph
-from autoplan.plan.plan import DataMode, Recompute
+from autoplan.plan.plan import DataMode, Recompute, Stage
 from autoplan.sharding import Shard
+from autoplan.solver.reprice import reprice
+from autoplan.solver.request import Request
 from autoplan.trace.capture import trace_model
 from autoplan.trace.segments import segment_graph
 
@@ -76,6 +79,8 @@ RANDOM: list[tuple[str, tuple[int, int, int, int], DataMode, Recompute | None]] 
     ("nanogpt", (1, 2, 2, 2), "shard", "selective"),
     ("llama", (2, 1, 2, 4), "replicate", "full"),
     ("llama", (1, 4, 1, 2), "shard", "none"),
+    ("llama", (1, 2, 2, 2), "shard", "gather"),
+    ("hf-gpt2", (2, 1, 2, 2), "replicate", "gather"),
     ("hf-gpt2", (2, 2, 1, 2), "shard", "full"),
     ("hf-llama", (1, 1, 2, 1), "replicate", "selective"),
     ("hf-mixtral", (1, 2, 2, 1), "shard", "selective"),
@@ -117,3 +122,36 @@ def test_training_dtypes_with_sharded_parameters(pools, dtype: torch.dtype, tole
     plan = replace(plan, dtype=str(dtype).removeprefix("torch."))
     for pairs in pools[4].run(oracle_jobs.losses_in, "nanogpt", plan, dtype, BATCH):
         assert all(abs(planned - plain) <= tolerance for planned, plain in pairs), pairs
+
+
+def priced(plan: autoplan.Plan, name: str) -> autoplan.Plan:
+    """A random plan with the memory and the collectives that the search foresees for it."""
+    request = Request(model=name, dtype="float64")
+    return reprice(plan, segmented(name), plan.cluster, ToyCost(), request, "")
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("name", list(zoo.ZOO))
+def test_what_is_gathered_again_is_right_and_as_planned(pools, name: str, pp: int) -> None:
+    """... and the backward pass keeps less for it."""
+    keeping, again = (
+        priced(
+            random_plan(
+                segmented(name), pp=pp, dp=1, tp=2, microbatches=pp, seed=3, recompute=way, split_weights=True
+            ),
+            name,
+        )
+        for way in ("none", "gather")
+    )
+    assert sum(map(all_gathers, again.stages)) > sum(map(all_gathers, keeping.stages))
+    kept = [sum(dict(stage.memory.by_cause)["activations"] for stage in plan.stages) for plan in (again, keeping)]
+    assert kept[0] < kept[1]
+    for plan in (keeping, again):
+        for found, stage, issued in pools[2 * pp].run(oracle_jobs.agree, name, plan, BATCH):
+            assert found == []
+            assert issued == {(c.axis, c.kind.value): c.count for c in plan.stages[stage].collectives}, f"stage {stage}"
+    assert differences(pools, again, name, oracle_jobs.STALE_GATHER) != []
+
+
+def all_gathers(stage: Stage) -> int:
+    return sum(c.count for c in stage.collectives if (c.axis, c.kind.value) == ("tp", "all_gather"))

@@ -257,7 +257,7 @@ def test_a_tied_parameter_is_found_by_all_its_names():
         ({"forbid": ("tp=0",)}, "tp is a whole number from 1, found '0'"),
         ({"forbid": ("tp=2",), "tp": 2}, "forbid 'tp=2' excludes the pinned tp=2: leave one of the two out"),
         ({"forbid": ("data=shard",), "data": "shard"}, "forbid 'data=shard' excludes the pinned data=shard"),
-        ({"forbid": ("recompute=none", "recompute=full", "recompute=selective")}, "leave no value of recompute"),
+        ({"forbid": ("recompute=none", "recompute=gather", "recompute=full", "recompute=selective")}, "leave no value of recompute"),
         ({"forbid": ("offload=false",)}, "leaves nothing: offload is not allowed"),
         ({"keep": ("layers.*.mlp",)}, "keep 'layers.*.mlp' matches no module that has an op or a parameter; "),
         ({"keep": ("layers.*.feedforward",)}, "did you mean layers.*.feed_forward"),
