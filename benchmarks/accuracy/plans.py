@@ -8,7 +8,8 @@ recompute             full: full. selective: with fused attention nothing (its b
 vp > 1                the interleaved schedule with that many chunks
 pp                    layers spread evenly, embedding with the first, head with the last; nanotron: by its own costs
 tp                    matrices split by columns and rows, embedding and head by vocabulary, norms whole
-sequence_parallel     what crosses between segments is split along the sequence
+sequence_parallel     what crosses between segments is split along the sequence; what is gathered of it is not kept but
+                      gathered once more in backward, as Megatron-LM and nanotron (tp_recompute_allgather) do
 fp16, bf16            16-bit parameters and gradients, float32 master copy and states; ``fp32 grad``: gradients too
 ====================  ==============================================================================================
 """
@@ -104,13 +105,14 @@ def plan_of(run: Run, shape: Shape) -> Pinned:
 
 
 def _recompute(run: Run, shape: Shape) -> Recompute | None:
+    kept: Recompute = "gather" if run.sequence_parallel and run.tp > 1 else "none"
     match run.recompute:
         case "full":
             return "full"
         case "none":
-            return "none"
+            return kept
         case "selective":
-            return "none" if shape.fused_attention else "selective"
+            return kept if shape.fused_attention else "selective"
         case _:
             return None
 

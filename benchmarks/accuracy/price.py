@@ -186,11 +186,11 @@ def as_pinned(problem: Problem, tables: Tables, key: TableKey) -> Problem:
 
 
 def _options(tables: Tables, variants: tuple[Resolved, ...], key: TableKey, way: Recompute) -> list[Option]:
-    """Layers recompute; embedding and head do not."""
+    """Layers recompute; embedding and head do not, but gather again as the layers do."""
     context, model = tables.context(key)
     layers = max(range(len(variants)), key=lambda kind: sum(s.kind == kind for s in tables.sg.segments))
     return [
-        tables.option(kind, variant, way if kind == layers else "none", model, context, key, 0)
+        tables.option(kind, variant, way if kind == layers or way == "gather" else "none", model, context, key, 0)
         for kind, variant in enumerate(variants)
     ]
 
