@@ -20,6 +20,7 @@ from autoplan.cost_models import ProfileCostModel
 from autoplan.errors import AutoplanError
 from autoplan.ir import SegmentedGraph
 from autoplan.plan.plan import Recompute
+from autoplan.sharding import Shard
 from autoplan.solver.batch import BatchSplit, split_batch
 from autoplan.solver.choice import Resolved
 from autoplan.solver.constraints import Constraints, is_whole
@@ -37,6 +38,7 @@ from autoplan.trace.capture import trace_model
 from autoplan.trace.segments import segment_graph
 
 ADAM_STATES = 2
+_SEQUENCE = Shard(1)
 _RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 _GROUP_KEY = tuple[Shape, str, int]
 
@@ -166,7 +168,7 @@ class Pricer:
 
 def as_pinned(problem: Problem, tables: Tables, key: TableKey) -> Problem:
     """The problem without what a search may choose and Megatron-LM does not do: moving a pinned matrix before it is
-    used, and splitting norms where the sequence is whole."""
+    used, splitting norms where the sequence is whole, and norms of whole sequences where it is split."""
     if problem.degree == 1:
         return problem
     required = {name: wish.placement for name, wish in tables.constraints.required.items()}
@@ -176,7 +178,9 @@ def as_pinned(problem: Problem, tables: Tables, key: TableKey) -> Problem:
         pairs = zip(node.operands, candidate.strategy.inputs, strict=True)
         if not all(place == required.get(name, place) for name, place in pairs):
             return False
-        return key.sequence or "_norm" not in model.nodes[node.name].op or is_whole(candidate.strategy)
+        if "_norm" not in model.nodes[node.name].op:
+            return True
+        return _SEQUENCE in candidate.strategy.outputs if key.sequence else is_whole(candidate.strategy)
 
     nodes = tuple(
         replace(node, candidates=tuple(c for c in node.candidates if fits(node, c)) or node.candidates)
