@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 
 from autoplan.runtime import compat
 from autoplan.runtime.layouts import local_part
-from autoplan.runtime.regather import apart, gathered
+from autoplan.runtime.regather import apart, gathered, is_asked
 from autoplan.sharding import CollectiveKind, Partial, Placement, Replicate, Shard, local_range, local_shape
 
 
@@ -121,7 +121,7 @@ def redistribute(x: Tensor, src: Placement, dst: Placement, axis: AxisGroup, sha
         assert isinstance(changed, Tensor)
     else:
         changed = apart(_make(x, forward, axis, shape))
-    if forward.step is Step.GATHER and x.is_floating_point():
+    if forward.step is Step.GATHER and is_asked() and x.is_floating_point():
         gathered(changed, partial(_make, x.detach(), forward, axis, shape))
     return changed
 

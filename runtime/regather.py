@@ -8,7 +8,6 @@ lie at the same address.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -43,14 +42,18 @@ class _Within:
 
 
 _Record = dict[int, _Gathered]
-_record: ContextVar[_Record | None] = ContextVar("record", default=None)
+_records: list[_Record] = []
+"""Of the segment that runs, the innermost last. A plain list, which torch.compile can look into."""
+
+
+def is_asked() -> bool:
+    """Whether what is gathered now is to be gathered again."""
+    return bool(_records)
 
 
 def gathered(whole: Tensor, again: Callable[[], Tensor]) -> None:
-    """Say that a tensor was all-gathered, and how to do it again."""
-    record = _record.get()
-    if record is not None:
-        record[whole.untyped_storage().data_ptr()] = _Gathered(again, whole)
+    """Say that a tensor was all-gathered, and how to do it again; only where ``is_asked``."""
+    _records[-1][whole.untyped_storage().data_ptr()] = _Gathered(again, whole)
 
 
 def apart(made: Tensor) -> Tensor:
@@ -58,8 +61,7 @@ def apart(made: Tensor) -> Tensor:
 
     It may on some ranks only (the first keeps what the others fill with zeros), and they must all gather the same.
     """
-    record = _record.get()
-    return made.clone() if record and made.untyped_storage().data_ptr() in record else made
+    return made.clone() if _records and made.untyped_storage().data_ptr() in _records[-1] else made
 
 
 @contextmanager
@@ -74,12 +76,12 @@ def gather_again() -> Iterator[None]:
         found.readers += 1
         return _Within(found, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
-    token = _record.set(record)
+    _records.append(record)
     try:
         with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
             yield
     finally:
-        _record.reset(token)
+        _records.pop()
         for each in record.values():
             each.whole = None
 

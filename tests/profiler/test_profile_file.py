@@ -125,8 +125,9 @@ def test_groups_are_neighbours_or_one_of_each_node() -> None:
 
 
 def test_ranks_talk_and_none_is_left_when_one_fails() -> None:
+    before = multiprocessing.active_children()
     told: list[str] = []
     with pytest.raises(AutoplanError, match="rank 1"):
         run_ranks(2, sum_then_fail, told=told.append)
     assert told == ["3"]
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= set(before)
