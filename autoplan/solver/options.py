@@ -108,7 +108,9 @@ def gathered_again(resolved: Resolved) -> tuple[MoveKey, ...]:
     return tuple(
         key
         for key in resolved.moves
-        if key[0] in floats and (key[0], key[2]) in saved and _kind(resolved.move(key).forward) is CollectiveKind.ALL_GATHER
+        if key[0] in floats
+        and (key[0], key[2]) in saved
+        and _kind(resolved.move(key).forward) is CollectiveKind.ALL_GATHER
     )
 
 

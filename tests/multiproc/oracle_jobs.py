@@ -95,7 +95,11 @@ def agree(name: str, plan: autoplan.Plan, batch_size: int, mutation: str = "") -
         if not error <= TOLERANCE:
             found.append(f"{what}: off by {error:.3g}")
 
-    with zoo.InFloat64(), (MUTATIONS | _SPECIAL)[mutation](), _patched(api, "trace_model", lambda _: partial(_traced_once, name)):
+    with (
+        zoo.InFloat64(),
+        (MUTATIONS | _SPECIAL)[mutation](),
+        _patched(api, "trace_model", lambda _: partial(_traced_once, name)),
+    ):
         model = autoplan.compile(zoo.build(name), plan)
         counter = CollectiveCounter(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
@@ -215,8 +219,8 @@ def losses_in(name: str, plan: autoplan.Plan, dtype: torch.dtype, batch_size: in
             optimizer.step()
         pairs.append((losses[0].item(), losses[1].item()))
     return pairs
+
+
 STALE_GATHER = "read zeros for what is gathered again"
-_SPECIAL = {
-    STALE_GATHER: lambda: _patched(_Gathered, "read", lambda read: lambda self: torch.zeros_like(read(self)))
-}
+_SPECIAL = {STALE_GATHER: lambda: _patched(_Gathered, "read", lambda read: lambda self: torch.zeros_like(read(self)))}
 """Mutations that only some plans can notice."""

@@ -12,6 +12,7 @@ from toy_cost import ToyCost
 from autoplan.cluster import Group
 from autoplan.errors import InputError, PlanError
 from autoplan.plan.place import place
+from autoplan.plan.plan import RECOMPUTE
 from autoplan.sharding import PARTIAL, REPLICATE, REPLICATE_PARTIAL_GRAD, Shard
 from autoplan.solver.batch import split_batch
 from autoplan.solver.block import solve_block
@@ -257,7 +258,7 @@ def test_a_tied_parameter_is_found_by_all_its_names():
         ({"forbid": ("tp=0",)}, "tp is a whole number from 1, found '0'"),
         ({"forbid": ("tp=2",), "tp": 2}, "forbid 'tp=2' excludes the pinned tp=2: leave one of the two out"),
         ({"forbid": ("data=shard",), "data": "shard"}, "forbid 'data=shard' excludes the pinned data=shard"),
-        ({"forbid": ("recompute=none", "recompute=gather", "recompute=full", "recompute=selective")}, "leave no value of recompute"),
+        ({"forbid": tuple(f"recompute={way}" for way in RECOMPUTE)}, "leave no value of recompute"),
         ({"forbid": ("offload=false",)}, "leaves nothing: offload is not allowed"),
         ({"keep": ("layers.*.mlp",)}, "keep 'layers.*.mlp' matches no module that has an op or a parameter; "),
         ({"keep": ("layers.*.feedforward",)}, "did you mean layers.*.feed_forward"),
