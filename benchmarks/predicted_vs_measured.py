@@ -165,13 +165,13 @@ def _group(pool: RankPool, size: int, model: str, cluster: str, options: argpars
     times: dict[str, list[Timed]] = {candidate.name: [] for candidate in candidates}
     memory: dict[str, float] = {}
     for candidate in candidates:
-        pool.run(jobs.start, candidate.name, _model_file(model), str(candidate.file), BATCH)
-        memory[candidate.name] = max(pool.run(jobs.peak_bytes, candidate.name))
+        pool.run(jobs.start, candidate.name, _model_file(model), str(candidate.file), BATCH, timeout=jobs.ANSWER_S)
+        memory[candidate.name] = max(pool.run(jobs.peak_bytes, candidate.name, timeout=jobs.ANSWER_S))
     for _ in range(options.rounds):
         for candidate in candidates:
             times[candidate.name] += _turn(pool, candidate.name, options)
     for candidate in candidates:
-        pool.run(jobs.stop, candidate.name)
+        pool.run(jobs.stop, candidate.name, timeout=jobs.ANSWER_S)
     return [_row(model, size, candidate, times[candidate.name], memory[candidate.name]) for candidate in candidates]
 
 
@@ -179,7 +179,7 @@ def _turn(pool: RankPool, name: str, options: argparse.Namespace) -> list[Timed]
     """The steps of one turn: again, a few times, while other work disturbs them."""
     found: list[Timed] = []
     for _ in range(TRIES):
-        per_rank = pool.run(jobs.steps, name, options.steps)
+        per_rank = pool.run(jobs.steps, name, options.steps, timeout=jobs.ANSWER_S)
         found += [_timed(step) for step in zip(*per_rank, strict=True)]
         if sum(step.others <= QUIET for step in found) >= options.steps:
             break

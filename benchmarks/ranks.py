@@ -1,87 +1,20 @@
-"""A pool of gloo ranks, one thread each, that stays alive: it compiles models by plans and runs their steps."""
+"""What each of a pool of gloo ranks does: it compiles models by plans, runs their steps and tells what they took."""
 
 import importlib.util
-import multiprocessing as mp
 import os
-import tempfile
+import sys
 import time
-import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing.connection import Connection
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from multiproc.pool import RankPool  # noqa: E402  the tests' pool: it survives a rank that dies
+
+__all__ = ["ANSWER_S", "RankPool", "Step", "peak_bytes", "start", "steps", "stop"]
+
 ANSWER_S = 300.0
-
-
-class RankPool:
-    """``size`` processes; ``run`` calls a function of this module on all of them."""
-
-    def __init__(self, size: int) -> None:
-        context = mp.get_context("spawn")
-        self._folder = tempfile.TemporaryDirectory()
-        self._pipes, self._processes = [], []
-        for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, size, self._folder.name), daemon=True)
-            process.start()
-            self._pipes.append(ours)
-            self._processes.append(process)
-
-    def run(self, job: Callable[..., object], *args: object) -> list[object]:
-        """Results by rank. Raises RuntimeError with what went wrong on a rank."""
-        for pipe in self._pipes:
-            pipe.send((job, args))
-        answers = [pipe.recv() if pipe.poll(ANSWER_S) else (False, "no answer") for pipe in self._pipes]
-        failed = [str(result) for fine, result in answers if not fine]
-        if failed:
-            raise RuntimeError("\n".join(failed))
-        return [result for _, result in answers]
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.join()
-        self._folder.cleanup()
-
-
-def _serve(pipe: Connection, rank: int, size: int, folder: str) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
-    _make_groups_once()
-    while True:
-        try:
-            job, args = pipe.recv()
-        except EOFError:
-            return
-        try:
-            pipe.send((True, job(*args)))
-        except BaseException:
-            pipe.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
-
-
-def _make_groups_once() -> None:
-    """Torch never frees a group that a DTensor has seen, and each one polls: plans of one mesh share theirs."""
-    import torch.distributed as dist
-
-    from autoplan.runtime import mesh
-
-    mesh.init_device_mesh = cache(mesh.init_device_mesh)
-    original, made = dist.new_group, {}
-
-    def new_group(ranks: list[int] | None = None, *args: object, **kwargs: object) -> object:
-        if ranks is None or args or kwargs:
-            return original(ranks, *args, **kwargs)
-        if tuple(ranks) not in made:
-            made[tuple(ranks)] = original(ranks)
-        return made[tuple(ranks)]
-
-    dist.new_group = new_group
+"""What one call may take on a machine with other work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,6 @@ from autoplan.solver.ladder import numbers_between
 
 MOST_RANKS = 32
 """Ranks for which the small MILPs are worth their time."""
-
-
 _CLOSE = 0.97
 """Share of its true time that multipliers find for a rank, hardly ever less."""
 Least = Callable[[ChainProblem], tuple[float, Counts | None]]
